@@ -1,0 +1,1 @@
+"""Load generator and A/B comparison against a running server."""

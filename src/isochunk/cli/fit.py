@@ -1,0 +1,96 @@
+"""``isochunk fit``: from measured steps to a profile."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from isochunk.cli.output import JsonOption, print_json, print_table
+from isochunk.core.cost import COEFFICIENTS
+from isochunk.core.errors import FitError
+from isochunk.core.fit import Fit, fit
+from isochunk.core.profile import Profile, save_profile
+
+__all__ = ["fit_command", "read_samples"]
+
+_COLUMNS = ("chunk", "history", "seconds")
+_UNITS = {"c0": "s a step", "c1": "s a token", "c2": "s a token pair", "c3": "s a history token"}
+_SHAKY = 1e4
+
+Column = list[float]
+
+
+def fit_command(
+    samples: Annotated[Path, typer.Argument(help="CSV with columns chunk,history,seconds and optionally stage.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Profile file to write.")],
+    json: JsonOption = False,
+) -> None:
+    """Fit the cost model to measured steps and store it as a profile."""
+    stages = read_samples(samples)
+    fits = {stage: fit(*columns) for stage, columns in stages.items()}
+    slowest = max(fits.values(), key=lambda f: f.model.seconds(8192, 8192))
+    models = tuple(fits[stage].model for stage in sorted(fits)) if len(fits) > 1 else ()
+    save_profile(output, Profile(model=slowest.model, stage_models=models, fit=slowest.as_dict()))
+    if json:
+        print_json({"profile": str(output), "stages": {str(k): f.as_dict() for k, f in fits.items()}})
+        return
+    for stage, result in sorted(fits.items()):
+        _print(f"stage {stage}: " if len(fits) > 1 else "", result)
+    typer.echo(f"wrote {output}")
+
+
+def _print(prefix: str, result: Fit) -> None:
+    numbers = result.as_dict()
+    print_table(
+        f"{prefix}{numbers['samples']} samples, residuals median {numbers['residual_median']:.1%}, "
+        f"90% below {numbers['residual_p90']:.1%}, worst {numbers['residual_max']:.1%}, "
+        f"condition {result.condition:.3g}",
+        ["coefficient", "value", "unit"],
+        [[name, f"{getattr(result.model, name):.4g}", _UNITS[name]] for name in COEFFICIENTS],
+    )
+    if result.undetermined:
+        typer.echo(
+            f"warning: the samples can't determine {', '.join(result.undetermined)}; "
+            "add small and large chunks at small and large history"
+        )
+    elif result.condition > _SHAKY:
+        typer.echo("warning: the coefficients trade against each other; spread chunk and history more")
+
+
+def read_samples(path: Path) -> dict[int, tuple[Column, Column, Column]]:
+    """Columns (chunk, history, seconds) of each stage; stage 0 when the file names none.
+
+    Raises:
+        FitError: names the line and column that is wrong.
+    """
+    stages: dict[int, tuple[Column, Column, Column]] = {}
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            names = [name.strip() for name in reader.fieldnames or []]
+            reader.fieldnames = names
+            missing = [name for name in _COLUMNS if name not in names]
+            if missing:
+                raise FitError(f"{path}: column {missing[0]!r} is missing; expected chunk,history,seconds")
+            for row in reader:
+                where = f"{path}, line {reader.line_num}"
+                values = [_number(where, name, row[name]) for name in _COLUMNS]
+                stage = int(_number(where, "stage", row["stage"])) if "stage" in names else 0
+                columns = stages.setdefault(stage, ([], [], []))
+                for column, value in zip(columns, values, strict=True):
+                    column.append(value)
+    except (OSError, UnicodeDecodeError) as error:
+        raise FitError(f"can't read {path}: {error}") from error
+    if not stages:
+        raise FitError(f"{path} holds no samples")
+    return stages
+
+
+def _number(where: str, name: str, text: str | None) -> float:
+    try:
+        return float(text or "")
+    except ValueError:
+        raise FitError(f"{where}: {name} = {text!r} is not a number") from None

@@ -1,0 +1,1 @@
+"""Engine-neutral core: cost model, fit, flow shop, planner, calibrator, profile files."""

@@ -1,0 +1,81 @@
+"""Keeps a cost model true to the steps that were measured last."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from isochunk.core.cost import CostModel
+from isochunk.core.errors import FitError, ModelError
+from isochunk.core.fit import MIN_SAMPLES, Fit, fit_features, relative_error
+
+__all__ = ["Calibrator"]
+
+Floats = npt.NDArray[np.float64]
+
+_BETTER = 0.9  # a new model must have at most this much of the old one's error on held-out steps
+_GOOD_ENOUGH = 0.03  # relative error below which the old model is left alone
+
+
+class Calibrator:
+    """A bounded rolling window of measured prefill steps, and the refit over it.
+
+    The present model is the prior of the next one, so what the window does not determine stays as it is.
+
+    Args:
+        model: the model to keep true.
+        window: most samples held.
+    """
+
+    def __init__(self, model: CostModel, window: int = 30) -> None:
+        self.model = model
+        self._rows: deque[Floats] = deque(maxlen=window)
+        self._seconds: deque[float] = deque(maxlen=window)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, row: Floats, seconds: float) -> None:
+        """Add a clean prefill step: its features (`isochunk.core.cost.features`) and its seconds."""
+        if seconds > 0:
+            self._rows.append(row)
+            self._seconds.append(seconds)
+
+    def drift(self) -> float:
+        """Median of measured over predicted seconds in the window; 1 when the window is empty."""
+        if not self._rows:
+            return 1.0
+        rows, seconds = self._arrays()
+        return float(np.median(seconds / (rows @ _vector(self.model))))
+
+    def refit(self) -> Fit | None:
+        """A better model, which becomes `model`, or None when the present one should stay.
+
+        Half of the window fits a candidate and the other half judges it against the present model.
+        """
+        if len(self._rows) < 2 * MIN_SAMPLES:
+            return None
+        rows, seconds = self._arrays()
+        held = np.arange(len(rows)) % 2 == 1
+        error = relative_error(self.model, rows[held], seconds[held])
+        if error < _GOOD_ENOUGH:
+            return None
+        prior = self.model.scaled(self.drift())
+        try:
+            candidate = fit_features(rows[~held], seconds[~held], prior=prior)
+            if relative_error(candidate.model, rows[held], seconds[held]) > _BETTER * error:
+                return None
+            better = fit_features(rows, seconds, prior=prior)
+        except (FitError, ModelError):
+            return None
+        self.model = better.model
+        return better
+
+    def _arrays(self) -> tuple[Floats, Floats]:
+        return np.array(self._rows), np.array(self._seconds)
+
+
+def _vector(model: CostModel) -> Floats:
+    return np.array([model.c0, model.c1, model.c2, model.c3])

@@ -1,0 +1,224 @@
+"""From measured steps to a cost model: robust, non-negative, by relative error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from isochunk.core.cost import COEFFICIENTS, CostModel
+from isochunk.core.errors import FitError
+
+__all__ = ["Fit", "fit", "fit_features", "relative_error"]
+
+Floats = npt.NDArray[np.float64]
+
+MIN_SAMPLES = 5
+_ITERATIONS = 12
+_NOISE_FLOOR = 0.02  # relative; finer residuals than this are not called outliers
+_UNDETERMINED = 1e-3  # a column whose part of its own, not explained by the others, is smaller than this
+_PRIOR_WEIGHT = 0.15  # one prior row counts as much as a sample with 1/0.15 times its error
+_BOUND_SHARE = 0.5  # part of the step cost measured on small chunks that the fit may not go below
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A cost model and how well the samples carry it.
+
+    Attributes:
+        model: the fitted coefficients.
+        residuals: ``predicted/measured - 1`` of each sample, shape (samples,).
+        condition: condition number of the scaled design matrix; above about 1e4 the coefficients trade
+            against each other.
+        undetermined: names of coefficients that the samples can't tell from the others.
+    """
+
+    model: CostModel
+    residuals: Floats
+    condition: float
+    undetermined: tuple[str, ...]
+
+    @property
+    def error(self) -> float:
+        """Median of the absolute relative residuals."""
+        return float(np.median(np.abs(self.residuals)))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        absolute = np.abs(self.residuals)
+        return {
+            "coefficients": self.model.as_dict(),
+            "samples": len(self.residuals),
+            "residual_median": float(np.median(absolute)),
+            "residual_p90": float(np.quantile(absolute, 0.9)),
+            "residual_max": float(absolute.max()),
+            "condition": self.condition,
+            "undetermined": list(self.undetermined),
+        }
+
+
+def fit(chunk: npt.ArrayLike, history: npt.ArrayLike, seconds: npt.ArrayLike) -> Fit:
+    """Fit c0..c3 to steps that each held one chunk.
+
+    Non-negative least squares on the relative error, with outliers down-weighted (iteratively reweighted,
+    Cauchy weights). c0 and c3 are bounded from below by half of what the small chunks cost, because an
+    under-estimated step cost makes plans of ruinously small chunks.
+
+    Args:
+        chunk: new tokens of each step, shape (samples,).
+        history: tokens in the KV cache before them, shape (samples,).
+        seconds: measured seconds of each step on one stage, shape (samples,).
+
+    Raises:
+        FitError: too few samples, none with a history, or a value that is not finite or out of range.
+    """
+    c, h, t = (np.asarray(column, dtype=np.float64).reshape(-1) for column in (chunk, history, seconds))
+    _check(c, h, t)
+    if not (h > 0).any():
+        raise FitError(
+            "no sample has history > 0: c2 and c3 can't be learnt from first chunks alone; add steps "
+            "measured late in a long prompt"
+        )
+    rows = np.stack([np.ones_like(c), c, c * (h + c / 2), h], axis=1)
+    return fit_features(rows, t, floors=_floors(c, h, t))
+
+
+def fit_features(
+    rows: Floats, seconds: Floats, *, prior: CostModel | None = None, floors: tuple[float, float] = (0.0, 0.0)
+) -> Fit:
+    """Fit c0..c3 to steps given by their features (`isochunk.core.cost.features`).
+
+    Args:
+        rows: shape (samples, 4).
+        seconds: shape (samples,).
+        prior: a model that fills in what the samples don't determine.
+        floors: lower bounds of c0 and c3.
+
+    Raises:
+        FitError: the samples give no usable model.
+    """
+    if len(rows) < MIN_SAMPLES:
+        raise FitError(f"{len(rows)} samples are too few: give at least {MIN_SAMPLES} different steps")
+    relative = rows / seconds[:, None]
+    scale = np.linalg.norm(relative, axis=0)
+    scale[scale == 0] = 1.0
+    design = relative / scale
+    lower = np.array([max(floors[0], 0.0), 0.0, 0.0, max(floors[1], 0.0)])
+    extra_rows, extra_target = _prior_rows(prior, rows, seconds, scale)
+    solution = _robust_nnls(design, lower * scale, extra_rows, extra_target)
+    coefficients = solution / scale
+    smallest = 1e-3 * float(np.min(seconds))
+    if coefficients[0] <= 0:
+        coefficients[0] = smallest  # over-estimating the step cost is cheap, zero is ruinous
+    if coefficients[1] <= 0:
+        coefficients[1] = smallest / float(np.max(rows[:, 1]))
+    model = CostModel(*coefficients.tolist())
+    return Fit(
+        model=model,
+        residuals=relative @ coefficients - 1,
+        condition=float(np.linalg.cond(design)),
+        undetermined=_undetermined(design),
+    )
+
+
+def relative_error(model: CostModel, rows: Floats, seconds: Floats) -> float:
+    """Median absolute relative error of a model on steps given by their features."""
+    predicted = rows @ np.array([model.c0, model.c1, model.c2, model.c3])
+    return float(np.median(np.abs(predicted / seconds - 1)))
+
+
+def _check(chunk: Floats, history: Floats, seconds: Floats) -> None:
+    if not len(chunk) == len(history) == len(seconds):
+        raise FitError(
+            f"columns of different lengths: {len(chunk)} chunks, {len(history)} histories, {len(seconds)} seconds"
+        )
+    if len(chunk) < MIN_SAMPLES:
+        raise FitError(f"{len(chunk)} samples are too few: give at least {MIN_SAMPLES} different steps")
+    for name, column, lowest, strict in (
+        ("chunk", chunk, 1, False),
+        ("history", history, 0, False),
+        ("seconds", seconds, 0, True),
+    ):
+        bad = ~np.isfinite(column) | (column <= lowest if strict else column < lowest)
+        if bad.any():
+            at = int(np.argmax(bad))
+            sign = "above" if strict else "at least"
+            raise FitError(f"sample {at + 1}: {name} = {column[at]} must be finite and {sign} {lowest}")
+
+
+def _floors(chunk: Floats, history: Floats, seconds: Floats) -> tuple[float, float]:
+    """Lower bounds of c0 and c3 from small chunks.
+
+    A step's time is convex in the chunk, so the line through two chunk sizes at one history meets chunk 0
+    at or below the true ``c0 + c3*H``.
+    """
+    early = _intercept(chunk, history, seconds, 0.0, 0.1 * history.max())
+    late = _intercept(chunk, history, seconds, 0.6 * history.max(), history.max())
+    c0 = 0.0 if early is None else _BOUND_SHARE * max(early[0], 0.0)
+    if early is None or late is None or late[1] <= early[1]:
+        return c0, 0.0
+    slope = (late[0] - max(early[0], 0.0)) / (late[1] - early[1])
+    return c0, _BOUND_SHARE * max(slope, 0.0)
+
+
+def _intercept(
+    chunk: Floats, history: Floats, seconds: Floats, low: float, high: float
+) -> tuple[float, float] | None:
+    """Seconds at chunk 0 and the mean history there, from the two smallest chunk sizes in a history range."""
+    near = (history >= low) & (history <= high)
+    sizes = np.unique(chunk[near])[:2]
+    if len(sizes) < 2 or sizes[1] < 1.5 * sizes[0]:
+        return None
+    times = [float(np.median(seconds[near & (chunk == size)])) for size in sizes]
+    where = near & np.isin(chunk, sizes)
+    slope = (times[1] - times[0]) / (sizes[1] - sizes[0])
+    return times[0] - slope * float(sizes[0]), float(history[where].mean())
+
+
+def _prior_rows(
+    prior: CostModel | None, rows: Floats, seconds: Floats, scale: Floats
+) -> tuple[Floats, Floats]:
+    """One weak row a coefficient that pulls it to the prior where the samples don't say otherwise."""
+    if prior is None:
+        return np.zeros((0, 4)), np.zeros(0)
+    values = np.array([prior.c0, prior.c1, prior.c2, prior.c3])
+    # How far a coefficient may move for one unit of penalty: its own size, or what would add a tenth to
+    # a typical step, so that a prior that is far too small can be left.
+    typical = float(np.median(seconds))
+    reach = np.maximum(values, 0.1 * typical / np.maximum(rows.mean(axis=0), 1e-12))
+    weight = _PRIOR_WEIGHT / reach
+    return np.diag(weight / scale), weight * values
+
+
+def _robust_nnls(design: Floats, lower: Floats, extra: Floats, extra_target: Floats) -> Floats:
+    """Solve ``design @ x = 1`` for x >= lower with outliers down-weighted; ``extra`` rows keep weight 1."""
+    from scipy.optimize import nnls
+
+    weights = np.ones(len(design))
+    solution = lower
+    matrix = np.concatenate((design, extra))
+    for iteration in range(_ITERATIONS):
+        root = np.concatenate((np.sqrt(weights), np.ones(len(extra))))[:, None]
+        target = np.concatenate((np.ones(len(design)), extra_target)) - matrix @ lower
+        solution = lower + nnls(matrix * root, target * root[:, 0])[0]
+        residual = np.abs(design @ solution - 1)
+        if iteration < _ITERATIONS // 2:  # least absolute deviation first: a start that outliers can't move
+            weights = 1 / np.maximum(residual, _NOISE_FLOOR)
+            weights /= weights.max()
+        else:
+            width = max(2 * float(np.median(residual)), _NOISE_FLOOR)
+            weights = 1 / (1 + (residual / width) ** 2)
+    return solution
+
+
+def _undetermined(design: Floats) -> tuple[str, ...]:
+    names = []
+    for k, name in enumerate(COEFFICIENTS):
+        others = np.delete(design, k, axis=1)
+        column = design[:, k]
+        part = column - others @ np.linalg.lstsq(others, column, rcond=None)[0]
+        if np.linalg.norm(part) < _UNDETERMINED * max(np.linalg.norm(column), 1e-300):
+            names.append(name)
+    return tuple(names)

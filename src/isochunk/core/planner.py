@@ -1,0 +1,271 @@
+"""The law: the chunks of one prompt that give the earliest first token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from isochunk.core.cost import CostModel
+from isochunk.core.errors import PlanError
+from isochunk.core.flowshop import makespan
+
+__all__ = ["POLICIES", "Plan", "Policy", "evaluate", "law_target", "plan", "static_ttft"]
+
+Policy = Literal["optimal", "first_chunk", "fixed"]
+POLICIES: tuple[Policy, ...] = get_args(Policy)
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The chunks of one prompt and what they are predicted to cost.
+
+    Attributes:
+        policy: the rule that made the cut.
+        chunks: new tokens of each step, in order.
+        target_s: seconds of a step that the rule aims at.
+        ttft_s: predicted seconds from the first step's entry to the last step's exit.
+        step_seconds: predicted seconds of each step on one stage (on the slowest one when they differ).
+    """
+
+    policy: Policy
+    chunks: tuple[int, ...]
+    target_s: float
+    ttft_s: float
+    step_seconds: tuple[float, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self) | {"chunks": list(self.chunks), "step_seconds": list(self.step_seconds)}
+
+
+def law_target(model: CostModel, queued_work: float, stages: int, step_cost: float | None = None) -> float:
+    """Seconds of a step that make the mean TTFT least: ``T* = c0e + sqrt(c0e*Abar/(P-1))``.
+
+    ``queued_work`` is Abar: the mean, over the waiting prompts, of the seconds of work queued up to and
+    including each. For one prompt it is that prompt's work. ``step_cost`` is c0e (`CostModel.step_cost`).
+    """
+    cost = model.c0 if step_cost is None else step_cost
+    return cost + math.sqrt(cost * queued_work / max(stages - 1, 1))
+
+
+def plan(
+    model: CostModel | Sequence[CostModel],
+    tokens: int,
+    stages: int | None = None,
+    *,
+    cached: int = 0,
+    max_chunk: int | None = None,
+    block: int = 1,
+    policy: Policy = "optimal",
+) -> Plan:
+    """Cut one prompt into chunks.
+
+    Args:
+        model: the cost of a step on one stage, or one model a stage when they differ.
+        tokens: length of the prompt, its cached part included.
+        stages: number of pipeline stages P; may be left out with one model a stage.
+        cached: tokens at the start that are in the KV cache already (a prefix hit).
+        max_chunk: most new tokens a step can hold (``max_num_batched_tokens``); None for no limit.
+        block: KV block size; inner cut points are multiples of it.
+        policy: ``optimal`` is the law; ``first_chunk`` the published rule, whose target is the time of a
+            first chunk of ``max_chunk`` tokens; ``fixed`` vLLM's own fixed size ``max_chunk``.
+
+    Raises:
+        PlanError: an argument is out of its range.
+    """
+    models = _models(model, stages)
+    limit = _check(tokens, cached, max_chunk, block, policy)
+    slowest = max(models, key=lambda m: m.work(cached, tokens))
+    if policy == "optimal":
+        candidates = _optimal_cuts(models, slowest, cached, tokens, limit, block)
+        return min((_as_plan(policy, models, cached, cut, t) for cut, t in candidates), key=_preference)
+    target = slowest.seconds(limit)
+    if policy == "fixed":
+        return _as_plan(policy, models, cached, _static_cut(cached, tokens, limit), target)
+    return _as_plan(policy, models, cached, _timed_cut(slowest, cached, tokens, target, limit, block), target)
+
+
+def evaluate(
+    model: CostModel | Sequence[CostModel], chunks: Sequence[int], stages: int | None = None, *, cached: int = 0
+) -> float:
+    """Predicted TTFT in seconds of a given cut: the flow-shop makespan of its steps."""
+    models = _models(model, stages)
+    return makespan(_stage_times(models, cached, chunks))
+
+
+def static_ttft(model: CostModel, start: int, end: int, sizes: npt.ArrayLike, stages: int) -> Floats:
+    """Predicted TTFT of tokens ``start`` to ``end`` under each fixed chunk size, identical stages.
+
+    Closed form of `makespan` for equal chunks with a shorter last one. ``sizes`` has shape (n,), so has
+    the result, in seconds.
+    """
+    size = np.minimum(np.asarray(sizes, dtype=np.float64), end - start)
+    steps = np.ceil((end - start) / size)
+    last_start = start + (steps - 1) * size
+    histories = steps * start + size * steps * (steps - 1) / 2
+    total = steps * model.c0 + model.work(start, end) + model.c3 * histories
+    last = model.seconds(end - last_start, last_start)
+    full = np.where(steps > 1, model.seconds(size, np.maximum(last_start - size, start)), 0.0)
+    return np.asarray(total + (stages - 1) * np.maximum(last, full))
+
+
+def _preference(candidate: Plan) -> tuple[float, int]:
+    return (candidate.ttft_s, len(candidate.chunks))
+
+
+def _models(model: CostModel | Sequence[CostModel], stages: int | None) -> tuple[CostModel, ...]:
+    if isinstance(model, CostModel):
+        if stages is None or stages < 1:
+            raise PlanError(f"stages = {stages} must be at least 1: give the pipeline-parallel size")
+        return (model,) * stages
+    models = tuple(model)
+    if not models or stages not in (None, len(models)):
+        raise PlanError(f"{len(models)} stage models do not fit stages = {stages}")
+    return models
+
+
+def _check(tokens: int, cached: int, max_chunk: int | None, block: int, policy: Policy) -> int:
+    if policy not in POLICIES:
+        raise PlanError(f"policy = {policy!r} must be one of {', '.join(POLICIES)}")
+    if tokens < 1:
+        raise PlanError(f"tokens = {tokens} must be at least 1")
+    if not 0 <= cached < tokens:
+        raise PlanError(f"cached = {cached} must be at least 0 and below tokens = {tokens}")
+    if block < 1:
+        raise PlanError(f"block = {block} must be at least 1")
+    if max_chunk is None:
+        if policy != "optimal":
+            raise PlanError(f"policy {policy} needs max_chunk, the size of its first chunk")
+        return tokens - cached
+    if max_chunk < 1:
+        raise PlanError(f"max_chunk = {max_chunk} must be at least 1")
+    return max_chunk
+
+
+def _as_plan(
+    policy: Policy, models: tuple[CostModel, ...], cached: int, chunks: Sequence[int], target: float
+) -> Plan:
+    times = _stage_times(models, cached, chunks)
+    return Plan(
+        policy=policy,
+        chunks=tuple(chunks),
+        target_s=float(target),
+        ttft_s=makespan(times),
+        step_seconds=tuple(times.max(axis=1).tolist()),
+    )
+
+
+def _stage_times(models: tuple[CostModel, ...], cached: int, chunks: Sequence[int]) -> Floats:
+    sizes = np.asarray(chunks, dtype=np.float64)
+    histories = cached + np.concatenate(([0.0], np.cumsum(sizes)[:-1]))
+    if models.count(models[0]) == len(models):
+        return np.repeat(models[0].seconds(sizes, histories)[:, None], len(models), axis=1)
+    return np.stack([m.seconds(sizes, histories) for m in models], axis=1)
+
+
+def _static_cut(start: int, end: int, size: int) -> list[int]:
+    full, rest = divmod(end - start, size)
+    return [size] * full + ([rest] if rest else [])
+
+
+def _timed_cut(
+    model: CostModel, start: int, end: int, target: float, limit: int, block: int
+) -> list[int]:
+    """Chunks that each take about ``target`` seconds, as many as the prompt needs."""
+    chunks = []
+    at = start
+    while at < end:
+        size = align(at, model.chunk(target, at), limit, block)
+        size = min(size, end - at)
+        chunks.append(size)
+        at += size
+    return chunks
+
+
+def align(at: int, chunk: float, limit: int, block: int) -> int:
+    """The chunk nearest to ``chunk`` that ends on a block boundary, at least one token, at most ``limit``."""
+    end = round((at + chunk) / block) * block
+    if end - at > limit:
+        end = (at + limit) // block * block
+    if end <= at:
+        end = (at // block + 1) * block
+    return min(end - at, limit)
+
+
+def _optimal_cuts(
+    models: tuple[CostModel, ...], model: CostModel, start: int, end: int, limit: int, block: int
+) -> list[tuple[list[int], float]]:
+    """Candidate cuts with their targets: equal times around the law's count, and the best fixed size."""
+    stages = len(models)
+    work = model.work(start, end)
+    step_cost = model.step_cost(start, end)
+    ideal = math.sqrt((stages - 1) * work / step_cost)
+    fewest = math.ceil((end - start) / limit)
+    most = math.ceil((end - start) / block)
+    counts = {min(max(n, fewest, 1), max(most, fewest)) for n in (math.floor(ideal), math.ceil(ideal))}
+    cuts = []
+    for n in counts:
+        target = _equal_target(model, start, end, n, limit)
+        cuts.append((_equal_cut(model, start, end, n, target, limit, block), target))
+    size = _best_static(model, start, end, limit, block, stages, ideal)
+    cuts.append((_static_cut(start, end, size), model.seconds(size)))
+    return cuts
+
+
+def _equal_target(model: CostModel, start: int, end: int, n: int, limit: int) -> float:
+    """Seconds T for which exactly ``n`` chunks of T seconds (at most ``limit`` tokens) cover the prompt."""
+    if n == 1:
+        return model.seconds(end - start, start)
+    from scipy.optimize import brentq
+
+    def uncovered(target: float) -> float:
+        at = float(start)
+        for _ in range(n):
+            at += min(model.chunk(target, at), limit)
+        return end - at
+
+    # The mean of the steps' times lies between: too short for the last chunk, long enough for all.
+    low = model.c0 + model.work(start, end) / n
+    high = model.seconds(min(limit, end - start), end)
+    if uncovered(low) <= 0:
+        return low
+    if uncovered(high) >= 0:
+        return high
+    return float(brentq(uncovered, low, high, xtol=low * 1e-6, rtol=1e-6))
+
+
+def _equal_cut(
+    model: CostModel, start: int, end: int, n: int, target: float, limit: int, block: int
+) -> list[int]:
+    """At most ``n`` chunks of about ``target`` seconds, cut at block boundaries, covering the prompt."""
+    chunks = []
+    at, ideal = start, float(start)
+    for left in range(n - 1, 0, -1):
+        ideal += min(model.chunk(target, ideal), limit)
+        size = align(at, max(ideal - at, end - at - left * limit), limit, block)
+        if size >= end - at:
+            break
+        chunks.append(size)
+        at += size
+    while at < end:
+        chunks.append(min(limit, end - at))
+        at += chunks[-1]
+    return chunks
+
+
+def _best_static(
+    model: CostModel, start: int, end: int, limit: int, block: int, stages: int, ideal: float
+) -> int:
+    """The fixed size, a multiple of the block (or the limit), with the least predicted TTFT."""
+    most = min(limit, end - start)
+    counts = np.arange(1, math.ceil(2 * ideal) + 9)
+    sizes = np.ceil((end - start) / counts / block) * block
+    sizes = np.unique(np.minimum(np.concatenate((sizes, sizes + block, [most])), most))
+    return int(sizes[np.argmin(static_ttft(model, start, end, sizes, stages))])

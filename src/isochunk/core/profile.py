@@ -1,0 +1,144 @@
+"""The stored fit: a small versioned JSON file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from isochunk.core.cost import COEFFICIENTS, CostModel
+from isochunk.core.errors import ModelError, ProfileError
+
+__all__ = ["FORMAT_VERSION", "Profile", "default_folder", "key_name", "load_profile", "save_profile"]
+
+FORMAT = "isochunk-profile"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A cost model and where it came from.
+
+    Attributes:
+        model: cost of a step on the slowest stage.
+        stage_models: one model a stage when they were measured apart; empty otherwise.
+        key: what the costs depend on (model, dtype, parallel sizes, device, ...); empty for bare
+            coefficients.
+        fit: how well the samples carried the model (`isochunk.core.fit.Fit.as_dict`).
+        source: ``probe``, ``traffic`` or ``samples``.
+    """
+
+    model: CostModel
+    stage_models: tuple[CostModel, ...] = ()
+    key: dict[str, Any] = field(default_factory=dict)
+    fit: dict[str, Any] = field(default_factory=dict)
+    source: str = "samples"
+
+    @property
+    def models(self) -> CostModel | tuple[CostModel, ...]:
+        """What `isochunk.plan` takes: the stage models when there are any, else the one model."""
+        return self.stage_models or self.model
+
+
+def default_folder() -> Path:
+    """``$ISOCHUNK_CACHE``, or ``isochunk`` under ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    if own := os.environ.get("ISOCHUNK_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "isochunk"
+
+
+def key_name(key: dict[str, Any]) -> str:
+    """File name of the profile with this key."""
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    return f"{digest[:20]}.json"
+
+
+def save_profile(path: Path, profile: Profile) -> None:
+    """Write atomically: a reader sees the old file or the new one, never a part.
+
+    Raises:
+        ProfileError: the file can't be written.
+    """
+    data = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "model": profile.model.as_dict(),
+        "stages": [m.as_dict() for m in profile.stage_models],
+        "source": profile.source,
+        "key": profile.key,
+        "fit": profile.fit,
+    }
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
+        ) as file:
+            temporary = file.name
+            json.dump(data, file, indent=1)
+            file.write("\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+        raise ProfileError(f"can't write the profile {path}: {error}; choose a folder you may write to") from error
+
+
+def load_profile(path: Path, *, key: dict[str, Any] | None = None) -> Profile:
+    """Read a profile file, or bare coefficients ``{"c0": .., "c1": .., "c2": .., "c3": ..}``.
+
+    Args:
+        key: refuse a file that was measured on another deployment.
+
+    Raises:
+        ProfileError: the file is missing, corrupt, foreign, newer, or holds another deployment's costs.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ProfileError(f"can't read the profile {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ProfileError(f"{path} is not JSON ({error}): corrupt or truncated; delete it and calibrate again") from error
+    if not isinstance(data, dict):
+        raise ProfileError(f"{path} holds a {type(data).__name__}, not a profile object")
+    if "format" not in data and {"c0", "c1", "c2"} <= set(data):
+        return Profile(model=_model(path, data), source="coefficients")
+    if data.get("format") != FORMAT:
+        raise ProfileError(f"{path} is not an isochunk profile (format = {data.get('format')!r})")
+    version = data.get("version")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise ProfileError(f"{path}: version = {version!r} must be a whole number from 1 to {FORMAT_VERSION}")
+    if version > FORMAT_VERSION:
+        raise ProfileError(
+            f"{path}: version {version} is newer than the {FORMAT_VERSION} this isochunk reads; upgrade isochunk"
+        )
+    stages = data.get("stages", [])
+    parts = {name: data.get(name, {}) for name in ("key", "fit")}
+    if not isinstance(stages, list) or not all(isinstance(part, dict) for part in parts.values()):
+        raise ProfileError(f"{path}: 'stages' must be a list, 'key' and 'fit' objects; calibrate again")
+    profile = Profile(
+        model=_model(path, data.get("model")),
+        stage_models=tuple(_model(path, stage) for stage in stages),
+        source=str(data.get("source", "samples")),
+        **parts,
+    )
+    if key is not None and profile.key != key:
+        different = sorted(k for k in {*profile.key, *key} if profile.key.get(k) != key.get(k))
+        raise ProfileError(f"{path} was measured on another deployment: {', '.join(different)} differ")
+    return profile
+
+
+def _model(path: Path, data: Any) -> CostModel:
+    if not isinstance(data, dict):
+        raise ProfileError(f"{path}: no coefficients found; expected an object with c0, c1, c2, c3")
+    missing = [name for name in COEFFICIENTS[:3] if name not in data]
+    if missing:
+        raise ProfileError(f"{path}: coefficient {missing[0]} is missing")
+    try:
+        return CostModel(*(data.get(name, 0.0) for name in COEFFICIENTS))
+    except ModelError as error:
+        raise ProfileError(f"{path}: {error}") from error

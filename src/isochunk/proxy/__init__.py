@@ -1,0 +1,1 @@
+"""Load-balancing proxy in front of prefill and decode nodes."""

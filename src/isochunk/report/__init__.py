@@ -1,0 +1,1 @@
+"""Plots, HTML page, trace files."""

@@ -1,0 +1,1 @@
+"""Discrete-event simulation of prefill instances; drives the same planner that serves."""

@@ -1,0 +1,1 @@
+"""The plugin: the only folder that imports vLLM."""
