@@ -24,9 +24,11 @@ def print_json(data: Any) -> None:
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """A table on stdout, numbers right-aligned."""
-    table = Table(title=title, title_justify="left")
+    console = Console()
+    console.print(title, highlight=False)
+    table = Table()
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index == 0 else "right")
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    console.print(table)

@@ -64,7 +64,7 @@ class CostModel:
     def seconds(self, chunk: Floats, history: Floats | float = 0) -> Floats: ...
     def seconds(self, chunk: float | Floats, history: float | Floats = 0) -> float | Floats:
         """Seconds of a step that holds one chunk after ``history`` tokens (numbers, or arrays that broadcast)."""
-        return self.c0 + self.marginal(chunk, history)
+        return self.c0 + chunk * (self.c1 + self.c2 * (history + chunk / 2)) + self.c3 * history
 
     @overload
     def marginal(self, chunk: float, history: float = 0) -> float: ...
@@ -72,7 +72,7 @@ class CostModel:
     def marginal(self, chunk: Floats, history: Floats | float = 0) -> Floats: ...
     def marginal(self, chunk: float | Floats, history: float | Floats = 0) -> float | Floats:
         """Seconds that a chunk adds to a step which runs anyway: ``seconds`` without c0."""
-        return chunk * (self.c1 + self.c2 * (history + chunk / 2)) + self.c3 * history
+        return self.seconds(chunk, history) - self.c0  # type: ignore[arg-type]
 
     def chunk(self, seconds: float, history: float = 0) -> float:
         """The inverse of ``seconds``: tokens (not rounded) whose step takes ``seconds``; 0 when none fit."""

@@ -109,11 +109,11 @@ def fit_features(
     extra_rows, extra_target = _prior_rows(prior, rows, seconds, scale)
     solution = _robust_nnls(design, lower * scale, extra_rows, extra_target)
     coefficients = solution / scale
-    smallest = 1e-3 * float(np.min(seconds))
+    smallest = 1e-3 * float(seconds.min())
     if coefficients[0] <= 0:
         coefficients[0] = smallest  # over-estimating the step cost is cheap, zero is ruinous
     if coefficients[1] <= 0:
-        coefficients[1] = smallest / float(np.max(rows[:, 1]))
+        coefficients[1] = smallest / float(rows[:, 1].max())
     model = CostModel(*coefficients.tolist())
     return Fit(
         model=model,
@@ -154,8 +154,9 @@ def _floors(chunk: Floats, history: Floats, seconds: Floats) -> tuple[float, flo
     A step's time is convex in the chunk, so the line through two chunk sizes at one history meets chunk 0
     at or below the true ``c0 + c3*H``.
     """
-    early = _intercept(chunk, history, seconds, 0.0, 0.1 * history.max())
-    late = _intercept(chunk, history, seconds, 0.6 * history.max(), history.max())
+    longest = float(history.max())
+    early = _intercept(chunk, history, seconds, 0.0, 0.1 * longest)
+    late = _intercept(chunk, history, seconds, 0.6 * longest, longest)
     c0 = 0.0 if early is None else _BOUND_SHARE * max(early[0], 0.0)
     if early is None or late is None or late[1] <= early[1]:
         return c0, 0.0
@@ -163,9 +164,7 @@ def _floors(chunk: Floats, history: Floats, seconds: Floats) -> tuple[float, flo
     return c0, _BOUND_SHARE * max(slope, 0.0)
 
 
-def _intercept(
-    chunk: Floats, history: Floats, seconds: Floats, low: float, high: float
-) -> tuple[float, float] | None:
+def _intercept(chunk: Floats, history: Floats, seconds: Floats, low: float, high: float) -> tuple[float, float] | None:
     """Seconds at chunk 0 and the mean history there, from the two smallest chunk sizes in a history range."""
     near = (history >= low) & (history <= high)
     sizes = np.unique(chunk[near])[:2]
@@ -177,9 +176,7 @@ def _intercept(
     return times[0] - slope * float(sizes[0]), float(history[where].mean())
 
 
-def _prior_rows(
-    prior: CostModel | None, rows: Floats, seconds: Floats, scale: Floats
-) -> tuple[Floats, Floats]:
+def _prior_rows(prior: CostModel | None, rows: Floats, seconds: Floats, scale: Floats) -> tuple[Floats, Floats]:
     """One weak row a coefficient that pulls it to the prior where the samples don't say otherwise."""
     if prior is None:
         return np.zeros((0, 4)), np.zeros(0)
@@ -203,7 +200,7 @@ def _robust_nnls(design: Floats, lower: Floats, extra: Floats, extra_target: Flo
         root = np.concatenate((np.sqrt(weights), np.ones(len(extra))))[:, None]
         target = np.concatenate((np.ones(len(design)), extra_target)) - matrix @ lower
         solution = lower + nnls(matrix * root, target * root[:, 0])[0]
-        residual = np.abs(design @ solution - 1)
+        residual: Floats = np.abs(design @ solution - 1)
         if iteration < _ITERATIONS // 2:  # least absolute deviation first: a start that outliers can't move
             weights = 1 / np.maximum(residual, _NOISE_FLOOR)
             weights /= weights.max()
@@ -219,6 +216,6 @@ def _undetermined(design: Floats) -> tuple[str, ...]:
         others = np.delete(design, k, axis=1)
         column = design[:, k]
         part = column - others @ np.linalg.lstsq(others, column, rcond=None)[0]
-        if np.linalg.norm(part) < _UNDETERMINED * max(np.linalg.norm(column), 1e-300):
+        if float(np.linalg.norm(part)) <= _UNDETERMINED * float(np.linalg.norm(column)):
             names.append(name)
     return tuple(names)

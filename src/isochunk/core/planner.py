@@ -93,7 +93,11 @@ def plan(
 
 
 def evaluate(
-    model: CostModel | Sequence[CostModel], chunks: Sequence[int], stages: int | None = None, *, cached: int = 0
+    model: CostModel | Sequence[CostModel],
+    chunks: Sequence[int],
+    stages: int | None = None,
+    *,
+    cached: int = 0,
 ) -> float:
     """Predicted TTFT in seconds of a given cut: the flow-shop makespan of its steps."""
     models = _models(model, stages)
@@ -149,9 +153,7 @@ def _check(tokens: int, cached: int, max_chunk: int | None, block: int, policy: 
     return max_chunk
 
 
-def _as_plan(
-    policy: Policy, models: tuple[CostModel, ...], cached: int, chunks: Sequence[int], target: float
-) -> Plan:
+def _as_plan(policy: Policy, models: tuple[CostModel, ...], cached: int, chunks: Sequence[int], target: float) -> Plan:
     times = _stage_times(models, cached, chunks)
     return Plan(
         policy=policy,
@@ -175,9 +177,7 @@ def _static_cut(start: int, end: int, size: int) -> list[int]:
     return [size] * full + ([rest] if rest else [])
 
 
-def _timed_cut(
-    model: CostModel, start: int, end: int, target: float, limit: int, block: int
-) -> list[int]:
+def _timed_cut(model: CostModel, start: int, end: int, target: float, limit: int, block: int) -> list[int]:
     """Chunks that each take about ``target`` seconds, as many as the prompt needs."""
     chunks = []
     at = start
@@ -241,9 +241,7 @@ def _equal_target(model: CostModel, start: int, end: int, n: int, limit: int) ->
     return float(brentq(uncovered, low, high, xtol=low * 1e-6, rtol=1e-6))
 
 
-def _equal_cut(
-    model: CostModel, start: int, end: int, n: int, target: float, limit: int, block: int
-) -> list[int]:
+def _equal_cut(model: CostModel, start: int, end: int, n: int, target: float, limit: int, block: int) -> list[int]:
     """At most ``n`` chunks of about ``target`` seconds, cut at block boundaries, covering the prompt."""
     chunks = []
     at, ideal = start, float(start)
@@ -260,9 +258,7 @@ def _equal_cut(
     return chunks
 
 
-def _best_static(
-    model: CostModel, start: int, end: int, limit: int, block: int, stages: int, ideal: float
-) -> int:
+def _best_static(model: CostModel, start: int, end: int, limit: int, block: int, stages: int, ideal: float) -> int:
     """The fixed size, a multiple of the block (or the limit), with the least predicted TTFT."""
     most = min(limit, end - start)
     counts = np.arange(1, math.ceil(2 * ideal) + 9)

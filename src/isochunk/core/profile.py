@@ -102,7 +102,9 @@ def load_profile(path: Path, *, key: dict[str, Any] | None = None) -> Profile:
     except OSError as error:
         raise ProfileError(f"can't read the profile {path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise ProfileError(f"{path} is not JSON ({error}): corrupt or truncated; delete it and calibrate again") from error
+        raise ProfileError(
+            f"{path} is not JSON ({error}): corrupt or truncated; delete it and calibrate again"
+        ) from error
     if not isinstance(data, dict):
         raise ProfileError(f"{path} holds a {type(data).__name__}, not a profile object")
     if "format" not in data and {"c0", "c1", "c2"} <= set(data):

@@ -37,9 +37,7 @@ class StepPlanner:
         smooth: 1 follows the plan, 0 is ``max_chunk``, between blends the two.
     """
 
-    def __init__(
-        self, *, stages: int, max_chunk: int, block: int = 1, min_chunk: int = 1, smooth: float = 1.0
-    ) -> None:
+    def __init__(self, *, stages: int, max_chunk: int, block: int = 1, min_chunk: int = 1, smooth: float = 1.0) -> None:
         if stages < 1 or max_chunk < 1 or block < 1 or not 0 <= smooth <= 1:
             raise PlanError(
                 f"stages = {stages}, max_chunk = {max_chunk}, block = {block} must be at least 1 "
@@ -59,9 +57,7 @@ class StepPlanner:
         if policy not in POLICIES:
             raise PlanError(f"policy = {policy!r} must be one of {', '.join(POLICIES)}")
         if chunk is not None and not 1 <= chunk <= self.max_chunk:
-            raise PlanError(
-                f"chunk = {chunk} must be from 1 to max_num_batched_tokens = {self.max_chunk}"
-            )
+            raise PlanError(f"chunk = {chunk} must be from 1 to max_num_batched_tokens = {self.max_chunk}")
         self.policy = policy
         self.fixed_chunk = self.max_chunk if chunk is None else chunk
         self.forget()
@@ -119,9 +115,7 @@ class StepPlanner:
         if in_flight_seconds > law_target(model, work, self.stages, step_cost):
             target = self._cover(model, [prompt], in_flight_seconds)
             return self._fill(model, [prompt], target - model.c0)
-        cut = plan(
-            model, end, self.stages, cached=prompt.history, max_chunk=self.max_chunk, block=self.block
-        )
+        cut = plan(model, end, self.stages, cached=prompt.history, max_chunk=self.max_chunk, block=self.block)
         chunks: dict[int, int] = {}
         at = prompt.history
         for size in cut.chunks:
@@ -153,9 +147,7 @@ class StepPlanner:
         target = max(target, in_flight_seconds)
         return target if more else self._cover(model, queue, target, other_seconds)
 
-    def _cover(
-        self, model: CostModel, queue: Sequence[Prefill], target: float, other_seconds: float = 0.0
-    ) -> float:
+    def _cover(self, model: CostModel, queue: Sequence[Prefill], target: float, other_seconds: float = 0.0) -> float:
         """The longest target, not above ``target``, for which equal steps cover the queue with no small last one."""
         work = sum(model.work(p.history, p.history + p.remaining) for p in queue)
         step_cost = self._step_cost(model, queue) + other_seconds
