@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 import numpy as np
@@ -25,11 +26,11 @@ class Calibrator:
     The present model is the prior of the next one, so what the window does not determine stays as it is.
 
     Args:
-        model: the model to keep true.
+        model: the model to keep true, or None to learn a first one.
         window: most samples held.
     """
 
-    def __init__(self, model: CostModel, window: int = 30) -> None:
+    def __init__(self, model: CostModel | None, window: int = 30) -> None:
         self.model = model
         self._rows: deque[Floats] = deque(maxlen=window)
         self._seconds: deque[float] = deque(maxlen=window)
@@ -44,11 +45,11 @@ class Calibrator:
             self._seconds.append(seconds)
 
     def drift(self) -> float:
-        """Median of measured over predicted seconds in the window; 1 when the window is empty."""
-        if not self._rows:
+        """Median of measured over predicted seconds in the window; 1 when there is nothing to compare."""
+        if not self._rows or self.model is None:
             return 1.0
         rows, seconds = self._arrays()
-        return float(np.median(seconds / (rows @ _vector(self.model))))
+        return float(np.median(seconds / (rows @ np.array(list(self.model.as_dict().values())))))
 
     def refit(self) -> Fit | None:
         """A better model, which becomes `model`, or None when the present one should stay.
@@ -59,10 +60,10 @@ class Calibrator:
             return None
         rows, seconds = self._arrays()
         held = np.arange(len(rows)) % 2 == 1
-        error = relative_error(self.model, rows[held], seconds[held])
-        if error < _GOOD_ENOUGH:
+        error = math.inf if self.model is None else relative_error(self.model, rows[held], seconds[held])
+        if error < _GOOD_ENOUGH or (self.model is None and not rows[:, 3].any()):
             return None
-        prior = self.model.scaled(self.drift())
+        prior = None if self.model is None else self.model.scaled(self.drift())
         try:
             candidate = fit_features(rows[~held], seconds[~held], prior=prior)
             if relative_error(candidate.model, rows[held], seconds[held]) > _BETTER * error:
@@ -70,12 +71,10 @@ class Calibrator:
             better = fit_features(rows, seconds, prior=prior)
         except (FitError, ModelError):
             return None
+        if prior is None and better.undetermined:
+            return None
         self.model = better.model
         return better
 
     def _arrays(self) -> tuple[Floats, Floats]:
         return np.array(self._rows), np.array(self._seconds)
-
-
-def _vector(model: CostModel) -> Floats:
-    return np.array([model.c0, model.c1, model.c2, model.c3])

@@ -1,0 +1,172 @@
+"""Every coupling to vLLM's inside: why, which versions, when it can go, how it fails, its test.
+
+Tried with vLLM 0.32.0 (its CPU build). Each function that patches raises `ConfigError` when the name it
+needs is gone, so that an upgrade fails at start-up and says so, instead of serving without isochunk.
+Tests: tests/vllm/test_compat.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+from isochunk.core.errors import ConfigError
+
+__all__ = [
+    "aborted_status",
+    "add_engine_methods",
+    "after_engine_config",
+    "before_busy_loop",
+    "prefill_requests",
+    "prefix_hit",
+    "probe_request",
+    "token_is_valid",
+    "vllm_version",
+]
+
+TRIED = "0.32.0"
+_MARK = "_isochunk"
+
+
+def vllm_version() -> str:
+    """Version of the installed vLLM."""
+    from vllm.version import __version__
+
+    return str(__version__)
+
+
+def after_engine_config(check: Callable[[Any], None]) -> None:
+    """Call ``check(vllm_config)`` on every engine configuration that vLLM makes.
+
+    Why: vLLM has no hook that lets a plugin see `additional_config` and choose the scheduler class from it.
+    Goes when: vLLM offers such a hook, or accepts the scheduler class from `additional_config`.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    original = _need(EngineArgs, "create_engine_config")
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        config = original(self, *args, **kwargs)
+        check(config)
+        return config
+
+    setattr(create_engine_config, _MARK, True)
+    EngineArgs.create_engine_config = create_engine_config
+
+
+def before_busy_loop(start: Callable[[Any], None]) -> None:
+    """Call ``start(engine_core)`` in the engine's process before it serves its first request.
+
+    Why: the probe needs the whole engine (scheduler, executor, batch queue) and must end before the server
+    reports ready; vLLM's front end asks the engine for its tasks before that, and waits for the loop.
+    Data-parallel engines, whose ranks step in lockstep, have a loop of their own and are left alone.
+    Goes when: vLLM has an engine start-up hook for plugins.
+    """
+    from vllm.v1.engine.core import EngineCoreProc
+
+    original = _need(EngineCoreProc, "run_busy_loop")
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def run_busy_loop(self: Any) -> Any:
+        start(self)
+        return original(self)
+
+    setattr(run_busy_loop, _MARK, True)
+    EngineCoreProc.run_busy_loop = run_busy_loop
+
+
+def add_engine_methods(methods: dict[str, Callable[..., Any]]) -> None:
+    """Give the engine core methods that the API process can call by name (its utility calls).
+
+    Why: vLLM lets an endpoint plugin reach workers (`collective_rpc`) but not the scheduler.
+    Goes when: vLLM has utility calls for scheduler plugins.
+    """
+    from vllm.v1.engine.core import EngineCore
+
+    _need(EngineCore, "step_with_batch_queue")
+    for name, method in methods.items():
+        setattr(EngineCore, name, method)
+
+
+def prefill_requests(scheduler: Any, most: int) -> tuple[list[Any], int]:
+    """Up to ``most`` waiting requests in the order in which vLLM takes them, and how many are behind.
+
+    Why: the queues are internals of `Scheduler`. Blocked requests (waiting for remote KV, a grammar) are
+    left out, as vLLM skips them.
+    """
+    from vllm.v1.request import RequestStatus
+
+    ready = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+    queues = [scheduler.kv_holding_waiting, scheduler.waiting]
+
+    def walk() -> Iterator[Any]:
+        for queue in queues:
+            yield from islice(queue, most)
+
+    found = [request for request in walk() if request.status in ready][:most]
+    return found, max(sum(map(len, queues)) - most, 0)
+
+
+def prefix_hit(scheduler: Any, request: Any) -> int:
+    """Tokens of a waiting request that are in the local prefix cache.
+
+    Why: `get_computed_blocks` may emit cache events; the coordinator's lookup below it has no side effect
+    on statistics or eviction order. The last token is always computed, as vLLM does.
+    """
+    if request.num_computed_tokens:
+        return int(request.num_computed_tokens)
+    manager = scheduler.kv_cache_manager
+    if not request.block_hashes or not manager.prefix_cache_lookup_enabled(request):
+        return 0
+    return int(manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)[1])
+
+
+def probe_request(request_id: str, token_ids: list[int]) -> Any:
+    """A request that asks for one token, reaches neither prefix cache nor KV peers, and has no client.
+
+    Why: made without the front end. No block hasher means no cache entry; no extra arguments mean no KV transfer.
+    """
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=token_ids,
+        sampling_params=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True),
+        pooling_params=None,
+        block_hasher=None,
+    )
+
+
+def aborted_status() -> Any:
+    """The status of a request that is given up (`Scheduler.finish_requests`)."""
+    from vllm.v1.request import RequestStatus
+
+    return RequestStatus.FINISHED_ABORTED
+
+
+def token_is_valid(headers: Any, keys: list[str]) -> bool:
+    """Whether the request carries one of the server's API keys.
+
+    Why: vLLM's middleware guards only its own path prefixes; its own comparison is used for ours.
+    """
+    from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
+
+    return bool(AuthenticationMiddleware(None, keys).verify_token(headers))
+
+
+def _need(owner: Any, name: str) -> Any:
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        raise ConfigError(
+            f"vLLM {vllm_version()} has no {owner.__name__}.{name}, which isochunk needs (tried with {TRIED}); "
+            "upgrade isochunk, or disable it"
+        ) from None

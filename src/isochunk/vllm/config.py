@@ -1,0 +1,60 @@
+"""``additional_config.scheduler_config.profiling_chunk_config``: read and validated here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+
+from isochunk.core.errors import ConfigError
+from isochunk.core.planner import Policy
+
+__all__ = ["KEY", "ChunkConfig", "read_config"]
+
+KEY = "additional_config.scheduler_config.profiling_chunk_config"
+
+
+class ChunkConfig(BaseModel):
+    """How isochunk runs inside vLLM. Frozen; unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enabled: StrictBool = False
+    smooth_factor: Annotated[float, Field(ge=0, le=1, strict=True)] = 1.0
+    min_chunk: Annotated[StrictInt, Field(gt=0)] | None = None
+    need_timing: StrictBool = True
+    max_fit_chunk: Annotated[StrictInt, Field(gt=5)] = 30
+    policy: Policy = "optimal"
+    profile: StrictStr = "auto"
+    max_probe_seconds: Annotated[float, Field(ge=0, strict=True)] = 120.0
+
+
+def read_config(additional_config: Any) -> ChunkConfig:
+    """The validated section; the defaults (off) when there is none.
+
+    Raises:
+        ConfigError: names the key, the value and what is allowed.
+    """
+    section = additional_config
+    for name in KEY.split(".")[1:]:
+        if section is None:
+            break
+        if not isinstance(section, Mapping):
+            raise ConfigError(f"{KEY}: {section!r} where an object with {name!r} was expected")
+        section = section.get(name)
+    if section is None:
+        return ChunkConfig()
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"{KEY} = {section!r} must be an object, such as {{'enabled': true}}")
+    known = list(ChunkConfig.model_fields)
+    for name in section:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)[0]
+            raise ConfigError(f"{KEY}: unknown key {name!r}; did you mean {near!r}? Known: {', '.join(known)}")
+    try:
+        return ChunkConfig.model_validate(dict(section))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{KEY}.{first['loc'][0]} = {first['input']!r}: {first['msg']}") from None

@@ -1,0 +1,199 @@
+"""The run-time state between vLLM's scheduler and the core. It imports no vLLM, so tests drive it directly."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from isochunk.core.calibrator import Calibrator
+from isochunk.core.cost import CostModel, features
+from isochunk.core.fit import MIN_SAMPLES, Fit
+from isochunk.core.guard import Guard
+from isochunk.core.planner import Policy, plan, static_ttft
+from isochunk.core.steps import Prefill, StepPlanner
+from isochunk.core.timing import StageClock
+from isochunk.vllm.config import ChunkConfig
+from isochunk.vllm.prompts import Part, PromptLog, PromptRecord, Step
+
+__all__ = ["Controller", "Counters"]
+
+_REFIT_PAUSE_S = 1.0
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts since the start of the server."""
+
+    steps: int = 0
+    planned: int = 0
+    fallbacks: int = 0
+    harmful: int = 0
+    refits: int = 0
+    alarms: int = 0
+
+
+class Controller:
+    """Chooses each step's token budget, times the steps, and keeps the model true.
+
+    Args:
+        config: the plugin's configuration.
+        planner: the step planner, whose policy can be switched at run time.
+        stages: pipeline stages.
+    """
+
+    def __init__(self, config: ChunkConfig, planner: StepPlanner, stages: int) -> None:
+        self.config = config
+        self.planner = planner
+        self.chunk: int | None = None
+        self.model: CostModel | None = None
+        self.source: str | None = None
+        self.counters = Counters()
+        self.log = PromptLog()
+        self._guard = Guard()
+        self._calibrator = Calibrator(None, config.max_fit_chunk)
+        self._clock = StageClock(stages)
+        self._in_flight: deque[Step] = deque()
+        self._last_refit = 0.0
+        self._new_samples = 0
+        planner.use(config.policy)
+
+    def use_policy(self, policy: Policy, chunk: int | None) -> None:
+        """Switch policy and fixed size.
+
+        Raises:
+            PlanError: the size is out of range or the policy unknown.
+        """
+        self.planner.use(policy, chunk)
+        self.chunk = chunk
+
+    def use_model(self, model: CostModel, source: str) -> None:
+        """Plan with this model from now on."""
+        self.model = model
+        self.source = source
+        self.planner.forget()
+        self._calibrator.model = model
+
+    def tokens(self, queue: Sequence[Prefill], more: int, decodes: Sequence[tuple[int, int]]) -> int | None:
+        """Prefill tokens of the next step; None leaves the step to vLLM.
+
+        Args:
+            queue: prompts in vLLM's order.
+            more: prompts behind those.
+            decodes: (new tokens, history) of each decode in the step.
+        """
+        model = self.model
+        if self.planner.policy == "fixed":
+            return self.chunk
+        if model is None or self._guard.resting:
+            return None
+        other = sum(model.marginal(new, history) for new, history in decodes)
+        in_flight = max((step.predicted_s for step in self._in_flight), default=0.0)
+        return self.planner.tokens(model, queue, more=more, other_seconds=other, in_flight_seconds=in_flight)
+
+    def entered(self, parts: list[Part], decodes: Sequence[tuple[int, int]], now: float) -> None:
+        """A step with these parts and decodes went into the pipeline."""
+        predicted = 0.0
+        if self.model is not None:
+            shares = [(part.chunk, part.history) for part in parts] + list(decodes)
+            predicted = self.model.c0 + sum(self.model.marginal(c, h) for c, h in shares)
+        self._in_flight.append(Step(parts=parts, pure=not decodes, predicted_s=predicted, entered_s=now))
+        self.counters.steps += 1
+        for part in parts:
+            if part.request_id not in self.log:
+                self._open(part)
+
+    def _open(self, part: Part) -> None:
+        """A prompt's first step: note what it is predicted to take."""
+        resting = self._guard.resting > 0
+        planned = None if resting else self.planner.planned(part.request_id)
+        policy = "fixed" if resting else self.planner.policy
+        self.log.open(
+            PromptRecord(
+                request_id=part.request_id,
+                policy=policy,
+                chunk=self.chunk,
+                cached=part.history,
+                predicted_ttft_s=planned.ttft_s if planned else self._predicted(part, policy),
+            )
+        )
+        if resting:
+            self._guard.resting -= 1
+        elif planned:
+            self.counters.planned += 1
+
+    def _predicted(self, part: Part, policy: Policy) -> float | None:
+        """TTFT of a prompt alone under a policy that keeps no plan."""
+        if self.model is None or policy == "optimal":
+            return None
+        size = self.planner.fixed_chunk
+        return plan(
+            self.model, part.prompt, self.planner.stages, cached=part.history, max_chunk=size, policy=policy
+        ).ttft_s
+
+    def exited(self, now: float) -> Fit | None:
+        """The oldest step came out of the pipeline; returns the refit that this brought, if any."""
+        step = self._in_flight.popleft()
+        seconds = self._clock.step(step.entered_s, now)
+        finished = [record for part in step.parts if (record := self.log.step(part, step, now, seconds)) is not None]
+        if step.parts and step.pure:
+            self._learn(step, seconds)
+        refit = self._refit(now) if finished else None
+        for record in finished:
+            self._judge(record)
+        return refit
+
+    def _learn(self, step: Step, seconds: float) -> None:
+        """Give a clean step to the guard and the calibrator."""
+        row = features([part.chunk for part in step.parts], [part.history for part in step.parts])
+        if self.config.need_timing:
+            self._calibrator.add(row, seconds)
+            self._new_samples += 1
+        if self.model is None or self.planner.policy != "optimal":
+            return
+        raised = self._guard.step(self.model, row, step.predicted_s, seconds)
+        if raised is not None:
+            self.counters.alarms += 1
+            self.use_model(raised, "guard")
+
+    def _refit(self, now: float) -> Fit | None:
+        """Refit when enough new steps were measured and the last refit is not too recent."""
+        enough = self._new_samples >= MIN_SAMPLES
+        if not self.config.need_timing or not enough or now - self._last_refit < _REFIT_PAUSE_S:
+            return None
+        self._last_refit = now
+        self._new_samples = 0
+        refit = self._calibrator.refit()
+        if refit is not None:
+            self.counters.refits += 1
+            self.use_model(refit.model, "traffic")
+        return refit
+
+    def _judge(self, record: PromptRecord) -> None:
+        """Let the guard compare a planned prompt that ran alone with its prediction and with vLLM's own size."""
+        if self.model is None or record.policy != "optimal" or record.predicted_ttft_s is None or not record.alone:
+            return
+        fixed = static_ttft(self.model, record.cached, record.tokens, [self.planner.max_chunk], self.planner.stages)
+        self._guard.prompt(record.measured_ttft_s, record.predicted_ttft_s, float(fixed[0]))
+        self.counters.harmful = self._guard.harmful
+
+    @property
+    def resting(self) -> int:
+        """Prompts left to vLLM before a plan is tried again; 0 in normal service."""
+        return self._guard.resting
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for the status endpoint."""
+        return {
+            "policy": self.planner.policy,
+            "chunk": self.chunk,
+            "stages": self.planner.stages,
+            "max_num_batched_tokens": self.planner.max_chunk,
+            "block_size": self.planner.block,
+            "model": self.model.as_dict() if self.model else None,
+            "source": self.source,
+            "resting": self.resting,
+            "counters": asdict(self.counters),
+            "prompts": self.log.as_list(),
+        }

@@ -1,0 +1,76 @@
+"""vLLM's ``endpoint_plugins`` entry point: the status and policy routes of the API server.
+
+vLLM loads it when ``VLLM_PLUGINS`` names ``isochunk``; ``isochunk serve`` sets that.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+from fastapi import APIRouter, FastAPI, HTTPException, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
+
+from isochunk.core.planner import Policy
+from isochunk.vllm import compat
+
+__all__ = ["IsochunkEndpoint"]
+
+router = APIRouter(prefix="/isochunk", tags=["isochunk"])
+
+
+class PolicyChange(BaseModel):
+    """Body of ``POST /isochunk/policy``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    policy: Policy
+    chunk: Annotated[StrictInt, Field(ge=1)] | None = None
+
+
+class IsochunkEndpoint:
+    """Adds ``GET /isochunk/status`` and ``POST /isochunk/policy``, behind the server's API key if it has one."""
+
+    name = "isochunk"
+    required_tasks = ("generate",)
+
+    def attach_router(self, app: FastAPI) -> None:
+        """Register the routes."""
+        app.include_router(router)
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        """Keep what the routes need: the way to the engine and the keys that vLLM accepts."""
+        state.isochunk_engine = engine_client
+        state.isochunk_keys = [key for key in (args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
+
+
+async def _call(request: Request, method: str, *args: Any) -> dict[str, Any]:
+    state = request.app.state
+    if state.isochunk_keys and not compat.token_is_valid(request.headers, state.isochunk_keys):
+        raise HTTPException(401, "Unauthorized: send the server's API key as 'Authorization: Bearer KEY'")
+    try:
+        return dict(await state.isochunk_engine.engine_core.call_utility_async(method, *args))
+    except Exception as error:  # vLLM reports a missing method as a plain Exception from the engine
+        raise HTTPException(
+            404, f"isochunk does not schedule on this server: enable profiling_chunk_config.enabled ({error})"
+        ) from error
+
+
+@router.get("/status")
+async def status(request: Request) -> JSONResponse:
+    """Policy, model, last plans with predicted and measured step times, counters."""
+    return JSONResponse(await _call(request, "isochunk_status"))
+
+
+@router.post("/policy")
+async def policy(request: Request) -> JSONResponse:
+    """Change policy and fixed size at run time."""
+    try:
+        change = PolicyChange.model_validate_json(await request.body())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "body"
+        return JSONResponse({"error": f"{where}: {first['msg']}"}, status_code=400)
+    result = await _call(request, "isochunk_policy", change.policy, change.chunk)
+    return JSONResponse(result, status_code=400 if "error" in result else 200)

@@ -1,0 +1,155 @@
+"""vLLM's schedulers, narrowed: this step's token budget comes from isochunk, everything else from vLLM."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
+
+from isochunk.core.steps import Prefill, StepPlanner
+from isochunk.vllm import compat
+from isochunk.vllm.config import ChunkConfig
+from isochunk.vllm.controller import Controller
+from isochunk.vllm.prompts import Part
+from isochunk.vllm.session import Session
+from isochunk.vllm.settings import check_engine, chunk_config
+
+__all__ = ["AsyncScheduler", "Scheduler"]
+
+logger = logging.getLogger("vllm.isochunk.scheduler")
+
+_QUEUE = 32  # waiting prompts looked at in a step
+_HIT_STEPS = 8  # a waiting request's prefix hit is looked up again after so many steps
+
+
+class NarrowedScheduler:
+    """Mixin over vLLM's scheduler classes; an error in it leaves the step to vLLM and is counted."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        check_engine(self.vllm_config)
+        config = chunk_config(self.vllm_config)
+        self.isochunk = Session(self, config, self._controller(config))
+        self._hits: dict[str, tuple[int, int]] = {}
+        compat.before_busy_loop(_start)
+        compat.add_engine_methods({"isochunk_status": _status, "isochunk_policy": _policy})
+
+    def _controller(self, config: ChunkConfig) -> Controller:
+        stages = self.vllm_config.parallel_config.pipeline_parallel_size
+        planner = StepPlanner(
+            stages=stages,
+            max_chunk=self.max_num_scheduled_tokens,
+            block=self.block_size,
+            min_chunk=config.min_chunk or self.block_size,
+            smooth=config.smooth_factor,
+        )
+        return Controller(config, planner, stages)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's own `schedule` under this step's token budget."""
+        limit = self.max_num_scheduled_tokens
+        decodes: list[tuple[int, int]] = []
+        try:
+            budget = self._budget(decodes)
+        except Exception:  # whatever is wrong in the planner must not stop serving
+            self.isochunk.fault("the planner failed")
+            budget = None
+        if budget is not None:
+            self.max_num_scheduled_tokens = min(max(budget, 1), limit)
+        try:
+            output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.max_num_scheduled_tokens = limit
+        try:
+            self._entered(output)
+        except Exception:  # as above: without its record a step is only not timed
+            self.isochunk.fault("a step could not be recorded")
+        return output
+
+    def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's own `update_from_output`, and the time at which the step came out."""
+        if scheduler_output.total_num_scheduled_tokens:
+            try:
+                self.isochunk.exited(time.monotonic())
+            except Exception:  # as above
+                self.isochunk.fault("a step could not be timed")
+        return super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+
+    def _budget(self, decodes: list[tuple[int, int]]) -> int | None:
+        """Tokens of this step, decodes included; None leaves it to vLLM."""
+        queue: list[Prefill] = []
+        for request in self.running:
+            new = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
+            if new <= 0:
+                continue
+            if request.is_prefill_chunk:
+                queue.append(Prefill(request.request_id, request.num_computed_tokens, new))
+            else:
+                decodes.append((new, request.num_computed_tokens))
+        more = self._add_waiting(queue)
+        if not queue:
+            return None
+        tokens = self.isochunk.tokens(queue, more, decodes)
+        return None if tokens is None else tokens + sum(new for new, _ in decodes)
+
+    def _add_waiting(self, queue: list[Prefill]) -> int:
+        """Append waiting prompts with their prefix hits; returns how many are behind those looked at."""
+        room = min(_QUEUE, self.max_num_active_reqs - len(self.running))
+        if room <= 0:
+            return 0
+        waiting, more = compat.prefill_requests(self, room)
+        step = self.current_step
+        hits: dict[str, tuple[int, int]] = {}
+        for request in waiting:
+            at, history = self._hits.get(request.request_id, (-_HIT_STEPS, 0))
+            if step - at >= _HIT_STEPS:
+                at, history = step, compat.prefix_hit(self, request)
+            hits[request.request_id] = (at, history)
+            remaining = request.num_tokens - history
+            if remaining > 0:
+                queue.append(Prefill(request.request_id, history, remaining))
+        self._hits = hits
+        return more
+
+    def _entered(self, output: Any) -> None:
+        scheduled = output.num_scheduled_tokens
+        if not scheduled:
+            return
+        parts: list[Part] = []
+        decodes: list[tuple[int, int]] = []
+        for request_id, new in scheduled.items():
+            request = self.requests[request_id]
+            # vLLM has advanced the request past this step already.
+            history = request.num_computed_tokens - new
+            prompt = max(request.num_prompt_tokens, request.num_tokens - request.num_output_tokens)
+            if history < prompt:
+                parts.append(Part(request_id, new, history, prompt))
+            else:
+                decodes.append((new, history))
+        self.isochunk.controller.entered(parts, decodes, time.monotonic())
+
+
+class Scheduler(NarrowedScheduler, VllmScheduler):  # type: ignore[misc]
+    """vLLM's scheduler with isochunk's budgets: ``--scheduler-cls isochunk.vllm.Scheduler``."""
+
+
+class AsyncScheduler(NarrowedScheduler, VllmAsyncScheduler):  # type: ignore[misc]
+    """vLLM's asynchronous scheduler with isochunk's budgets."""
+
+
+def _start(engine: Any) -> None:
+    if isinstance(engine.scheduler, NarrowedScheduler):
+        engine.scheduler.isochunk.start(engine)
+
+
+def _status(engine: Any) -> dict[str, Any]:
+    scheduler = engine.scheduler
+    running, waiting = scheduler.get_request_counts()
+    return {**scheduler.isochunk.as_dict(), "queue": {"running": running, "waiting": waiting}}
+
+
+def _policy(engine: Any, policy: str, chunk: int | None) -> dict[str, Any]:
+    return dict(engine.scheduler.isochunk.use_policy(policy, chunk))

@@ -1,0 +1,176 @@
+"""One engine's isochunk: stored profile, start-up probe, and the controller that plans its steps."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import isochunk
+from isochunk.core.errors import IsochunkError, ProfileError
+from isochunk.core.fit import Fit
+from isochunk.core.planner import POLICIES
+from isochunk.core.profile import Profile, default_folder, key_name, load_profile, save_profile
+from isochunk.core.steps import Prefill
+from isochunk.vllm import compat
+from isochunk.vllm.config import ChunkConfig
+from isochunk.vllm.controller import Controller
+from isochunk.vllm.probe import PREFIX, Probe, probe_chunks
+from isochunk.vllm.settings import profile_key
+
+__all__ = ["Session"]
+
+logger = logging.getLogger("vllm.isochunk")
+
+_STORE_PAUSE_S = 60.0
+
+
+class Session:
+    """What the scheduler mixin holds: it owns the controller, the probe and the profile file.
+
+    Args:
+        scheduler: vLLM's scheduler.
+        config: the plugin's configuration.
+        controller: plans and times the steps.
+    """
+
+    def __init__(self, scheduler: Any, config: ChunkConfig, controller: Controller) -> None:
+        self.controller = controller
+        self._scheduler = scheduler
+        self._config = config
+        self._key = profile_key(scheduler.vllm_config)
+        self._path = _profile_path(config.profile, self._key)
+        self._probe: Probe | None = None
+        self._probing: Probe | None = None
+        self._stored_at = 0.0
+        self._faulted = False
+        self._load()
+
+    def start(self, engine: Any) -> None:
+        """Probe, unless a stored profile fits. Runs in the engine's process before its first request."""
+        if self.controller.model is not None or self._config.max_probe_seconds == 0:
+            return
+        try:
+            self._run_probe(engine)
+        except Exception:  # a probe that fails must leave a server that serves
+            self.fault("the probe failed")
+        finally:
+            self._probing = None
+
+    def tokens(self, queue: Sequence[Prefill], more: int, decodes: Sequence[tuple[int, int]]) -> int | None:
+        """Prefill tokens of the next step; None leaves the step to vLLM."""
+        if self._probing is not None and queue[0].key.startswith(PREFIX):
+            return self._probing.chunk_at(queue[0].history)
+        return self.controller.tokens(queue, more, decodes)
+
+    def exited(self, now: float) -> None:
+        """The oldest step came out of the pipeline."""
+        refit = self.controller.exited(now)
+        if refit is not None:
+            logger.info("isochunk: refitted to %s, %.1f%% off", refit.model, 100 * refit.error)
+            self._store(refit, "traffic")
+
+    def use_policy(self, policy: str, chunk: int | None) -> dict[str, Any]:
+        """Switch the policy; returns what is in force, or ``{"error": ...}``."""
+        try:
+            self.controller.use_policy(next((p for p in POLICIES if p == policy), policy), chunk)  # type: ignore[arg-type]
+        except IsochunkError as error:
+            return {"error": str(error)}
+        return {"policy": self.controller.planner.policy, "chunk": self.controller.chunk}
+
+    def fault(self, what: str) -> None:
+        """Count an error of ours and log the first one; call it in an exception handler."""
+        self.controller.counters.fallbacks += 1
+        if not self._faulted:
+            logger.exception("isochunk: %s; vLLM's own chunks are used for such steps", what)
+        self._faulted = True
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for the status endpoint."""
+        return {
+            "version": isochunk.__version__,
+            **self.controller.as_dict(),
+            "profile": str(self._path) if self._path else None,
+            "probe": self._probe_dict(),
+        }
+
+    def _probe_dict(self) -> dict[str, Any] | None:
+        if self._probe is None:
+            return None
+        data = self._probe.as_dict()
+        if (model := self.controller.model) is not None:
+            data["samples"] = [[c, h, s, model.seconds(c, h)] for c, h, s in self._probe.samples]
+        return data
+
+    def _load(self) -> None:
+        if self._path is None or not self._path.exists():
+            return
+        try:
+            profile = load_profile(self._path)
+            if profile.key and profile.key != self._key:
+                profile = load_profile(self._path, key=self._key)
+        except ProfileError as error:
+            logger.warning("isochunk: %s; calibrating again", error)
+            return
+        self.controller.use_model(profile.model, "stored")
+        logger.info("isochunk: using the stored profile %s: %s", self._path, profile.model)
+
+    def _store(self, fit: Fit, source: str) -> None:
+        now = time.monotonic()
+        if self._path is None or (source == "traffic" and now - self._stored_at < _STORE_PAUSE_S):
+            return
+        self._stored_at = now
+        try:
+            save_profile(self._path, Profile(model=fit.model, key=self._key, fit=fit.as_dict(), source=source))
+        except ProfileError as error:
+            logger.warning("isochunk: %s", error)
+
+    def _run_probe(self, engine: Any) -> None:
+        planner = self.controller.planner
+        chunks = probe_chunks(self._probe_tokens(), planner.max_chunk, planner.block)
+        probe = self._probe = self._probing = Probe(chunks=chunks, max_seconds=self._config.max_probe_seconds)
+        logger.info(
+            "isochunk: probing with %d steps of a %d-token prompt, at most %.0f s (max_probe_seconds)",
+            len(chunks),
+            sum(chunks),
+            probe.max_seconds,
+        )
+        fit = probe.run(lambda key, tokens, deadline: self._prefill(engine, key, tokens, deadline))
+        logger.info("isochunk: the probe took %.1f s: %d steps, %d tokens", probe.seconds, probe.steps, probe.tokens)
+        if probe.busy:
+            logger.warning("isochunk: the machine was busy during the probe; the model will follow the traffic")
+        if fit is not None:
+            self.controller.use_model(fit.model, "probe")
+            logger.info("isochunk: %s, %.1f%% off its samples", fit.model, 100 * fit.error)
+            self._store(fit, "probe")
+
+    def _probe_tokens(self) -> int:
+        """Longest probe prompt: what the model takes and nine tenths of the KV cache hold."""
+        config = self._scheduler.vllm_config
+        held = config.cache_config.kv_cache_size_tokens or self._scheduler.block_size * 16
+        return max(min(self._scheduler.max_model_len - 1, int(0.9 * held)), 1)
+
+    def _prefill(self, engine: Any, key: str, tokens: int, deadline: float) -> list[tuple[int, int, float]]:
+        """Send one prompt of random tokens through the engine; its steps as (chunk, history, seconds)."""
+        vocabulary = self._scheduler.vllm_config.model_config.get_vocab_size()
+        ids = np.random.default_rng(len(key) + tokens).integers(0, vocabulary, tokens).tolist()
+        scheduler = self._scheduler
+        scheduler.add_request(compat.probe_request(key, ids))
+        while engine.has_work() and engine.is_running():
+            engine.step_fn()
+            if time.monotonic() > deadline and key in scheduler.requests:
+                scheduler.finish_requests(key, compat.aborted_status())
+        record = self.controller.log.take(key)
+        if record is None:
+            return []
+        return list(zip(record.chunks, record.histories, record.measured_s, strict=True))
+
+
+def _profile_path(setting: str, key: dict[str, Any]) -> Path | None:
+    if setting == "off":
+        return None
+    return default_folder() / "profiles" / key_name(key) if setting == "auto" else Path(setting)
