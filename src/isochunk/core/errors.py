@@ -1,6 +1,6 @@
 """Every error that isochunk raises on purpose."""
 
-__all__ = ["ConfigError", "FitError", "IsochunkError", "ModelError", "PlanError", "ProfileError"]
+__all__ = ["ConfigError", "FitError", "IsochunkError", "ModelError", "PlanError", "ProfileError", "ServerError"]
 
 
 class IsochunkError(Exception):
@@ -25,3 +25,11 @@ class ProfileError(IsochunkError, ValueError):
 
 class ConfigError(IsochunkError, ValueError):
     """The configuration given to the plugin or a command is wrong."""
+
+
+class ServerError(IsochunkError, RuntimeError):
+    """A server can't be reached, refuses a request, or is not what a command needs."""
+
+
+class WorkloadError(IsochunkError, ValueError):
+    """A workload to simulate is empty, malformed or beyond the deployment's limits."""

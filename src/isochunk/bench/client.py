@@ -1,0 +1,237 @@
+"""An HTTP client of one running server: timed completions, and isochunk's status and policy switch."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from isochunk.core.errors import ConfigError, ServerError
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ["Answer", "Server", "Status"]
+
+Status = dict[str, Any]
+
+_CONNECT_SECONDS = 10.0
+_STATUS_PATH = "/isochunk/status"
+_POLICY_PATH = "/isochunk/policy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One streamed completion.
+
+    Attributes:
+        request_id: the ``X-Request-Id`` it was sent with.
+        sent_s: `time.perf_counter` when it was sent.
+        ttft_s: seconds from sending to the first data chunk.
+        gaps_s: seconds between one data chunk and the next.
+        prompt_tokens: tokens the server counted in the prompt; None when it did not say.
+        cached_tokens: tokens of a prefix hit; None when the server does not report them.
+        output_tokens: tokens the server counted in the answer.
+        text: the answer; may be empty, and still counts.
+    """
+
+    request_id: str
+    sent_s: float
+    ttft_s: float
+    gaps_s: tuple[float, ...]
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int
+    text: str
+
+    @property
+    def seconds(self) -> float:
+        """From sending to the last token."""
+        return self.ttft_s + sum(self.gaps_s)
+
+
+class Server:
+    """A connection to a server; use it with ``async with``.
+
+    Args:
+        url: where it listens, with or without ``/v1``.
+        api_key: sent as a bearer token.
+        timeout: seconds without a byte after which a request is given up.
+
+    Every method raises `ServerError` when the server can't be reached or refuses.
+    """
+
+    def __init__(self, url: str, *, api_key: str | None = None, timeout: float = 900.0) -> None:
+        httpx = _httpx()
+        self.url = url.rstrip("/").removesuffix("/v1")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        try:
+            # A proxy named in the environment would be measured with the server, so none is used.
+            self._http = httpx.AsyncClient(
+                base_url=self.url,
+                headers=headers,
+                timeout=httpx.Timeout(timeout, connect=_CONNECT_SECONDS),
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+                trust_env=False,
+            )
+        except httpx.InvalidURL as error:
+            raise ServerError(f"--url {url!r} is not a URL ({error}); give one like http://localhost:8000") from error
+        self._model: dict[str, Any] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._http.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.__aexit__(kind, error, trace)
+
+    async def status(self) -> Status:
+        """What isochunk says about itself on this server."""
+        return await self._json("GET", _STATUS_PATH)
+
+    async def use(self, policy: str, chunk: int | None = None) -> None:
+        """Switch the policy at run time; ``chunk`` None means the server's ``max_num_batched_tokens``."""
+        await self._json("POST", _POLICY_PATH, {"policy": policy, "chunk": chunk})
+
+    async def model(self) -> str:
+        """Name of the model the server serves."""
+        return str((await self._card())["id"])
+
+    async def max_model_len(self) -> int | None:
+        """Most tokens of a prompt and its answer; None when the server does not say."""
+        limit = (await self._card()).get("max_model_len")
+        return None if limit is None else int(limit)
+
+    async def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text, with the special tokens that the model puts before a prompt."""
+        answer = await self._json("POST", "/tokenize", {"model": await self.model(), "prompt": text})
+        return [int(token) for token in answer["tokens"]]
+
+    async def complete(self, prompt: Sequence[int], *, output_tokens: int = 1) -> Answer:
+        """Send a prompt of token ids, stream exactly ``output_tokens`` tokens back, and time them."""
+        request_id = uuid.uuid4().hex
+        body = {
+            "model": await self.model(),
+            "prompt": list(prompt),
+            "max_tokens": output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        content = json.dumps(body).encode()  # a long list of ids takes milliseconds: not the server's time
+        headers = {"X-Request-Id": request_id, "Content-Type": "application/json"}
+        arrivals: list[float] = []
+        text: list[str] = []
+        usage: dict[str, Any] = {}
+        sent = time.perf_counter()
+        async with self._stream("/v1/completions", content, headers) as events:
+            async for event in events:
+                if event.get("choices"):
+                    arrivals.append(time.perf_counter())
+                    text.append(event["choices"][0].get("text") or "")
+                usage = event.get("usage") or usage
+        if not arrivals:
+            raise ServerError(f"{self.url} ended a completion without a token; look at the server's log")
+        details = usage.get("prompt_tokens_details") or {}
+        return Answer(
+            request_id=request_id,
+            sent_s=sent,
+            ttft_s=arrivals[0] - sent,
+            gaps_s=tuple(b - a for a, b in zip(arrivals, arrivals[1:], strict=False)),
+            prompt_tokens=usage.get("prompt_tokens"),
+            cached_tokens=details.get("cached_tokens"),
+            output_tokens=usage.get("completion_tokens") or len(arrivals),
+            text="".join(text),
+        )
+
+    async def _card(self) -> dict[str, Any]:
+        if self._model is None:
+            models = (await self._json("GET", "/v1/models")).get("data")
+            if not models:
+                raise ServerError(f"{self.url}/v1/models names no model; is this an OpenAI-compatible server?")
+            self._model = dict(models[0])
+        return self._model
+
+    async def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        httpx = _httpx()
+        try:
+            response = await self._http.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        if response.is_error:
+            raise self._refusal(path, response)
+        try:
+            return dict(response.json())
+        except ValueError as error:
+            raise ServerError(f"{self.url}{path} answered with something that is not a JSON object") from error
+
+    @asynccontextmanager
+    async def _stream(
+        self, path: str, content: bytes, headers: dict[str, str]
+    ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        httpx = _httpx()
+        try:
+            async with self._http.stream("POST", path, content=content, headers=headers) as response:
+                if response.is_error:
+                    await response.aread()
+                    raise self._refusal(path, response)
+                yield self._events(response)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+
+    async def _events(self, response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+        async for line in response.aiter_lines():
+            data = line.removeprefix("data:").strip()
+            if not line.startswith("data:") or data == "[DONE]":
+                continue
+            event = json.loads(data)
+            if "error" in event:
+                raise ServerError(f"{self.url} failed in the middle of an answer: {_message(event)}")
+            yield event
+
+    def _unreachable(self, error: Exception) -> ServerError:
+        httpx = _httpx()
+        if isinstance(error, httpx.UnsupportedProtocol):
+            return ServerError(f"--url {self.url!r} is not a URL ({error}); give one like http://localhost:8000")
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            return ServerError(f"can't connect to {self.url} ({error}); is the server running, and is this its address?")
+        if isinstance(error, httpx.TimeoutException):
+            return ServerError(f"{self.url} said nothing until the time limit; look at the server's log")
+        return ServerError(f"lost the connection to {self.url} ({error or type(error).__name__}); did the server stop?")
+
+    def _refusal(self, path: str, response: httpx.Response) -> ServerError:
+        code = response.status_code
+        if code in (401, 403):
+            return ServerError(f"{self.url} refused the API key ({code}); pass the server's own with --api-key")
+        if code == 404 and path in (_STATUS_PATH, _POLICY_PATH):
+            return ServerError(
+                f"{self.url} runs no isochunk (404 for {path}); start the server with isochunk enabled and "
+                "VLLM_PLUGINS=isochunk in its environment, or with `isochunk serve`"
+            )
+        try:
+            message = _message(response.json())
+        except ValueError:
+            message = response.text[:200]
+        return ServerError(f"{self.url}{path} answered {code}: {message}")
+
+
+def _message(body: Any) -> str:
+    """The human part of an error body: vLLM's, OpenAI's or isochunk's form."""
+    error = body.get("error", body) if isinstance(body, dict) else body
+    return str(error.get("message", error) if isinstance(error, dict) else error)
+
+
+def _httpx() -> Any:
+    try:
+        import httpx
+    except ImportError as error:
+        raise ConfigError("this command needs httpx: pip install 'isochunk[bench]'") from error
+    return httpx

@@ -1,0 +1,233 @@
+"""The interleaved A/B on one running server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from isochunk.bench.arms import Arm
+from isochunk.bench.client import Answer, Server, Status
+from isochunk.bench.prompts import PromptMaker
+from isochunk.core.errors import ConfigError, ServerError
+
+__all__ = ["Comparison", "Sample", "compare"]
+
+_TRIES = 3
+_IDLE_SECONDS = 10.0
+_RECORD_SECONDS = 5.0
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One prompt's time to first token under one arm.
+
+    Attributes:
+        round: number of the round, from 0.
+        tokens: length of the prompt.
+        ttft_s: seconds at the client, from sending to the first data chunk.
+        record: the server's own account of the prompt (chunks, step times, prediction).
+        disturbed: what spoilt the sample; None for a clean one.
+    """
+
+    round: int
+    tokens: int
+    arm: Arm
+    ttft_s: float
+    record: dict[str, Any]
+    disturbed: str | None = None
+
+    @property
+    def predicted_s(self) -> float | None:
+        """TTFT in the engine that the cost model predicted for the chunks used."""
+        return self.record.get("predicted_ttft_s")
+
+    @property
+    def engine_s(self) -> float | None:
+        """TTFT in the engine, without HTTP and tokenizer."""
+        return self.record.get("measured_ttft_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All that an A/B measured.
+
+    Attributes:
+        url: the server.
+        model: the name of its model.
+        seed: of the prompts and of the order.
+        status: the server's status at the end, without its list of prompts.
+        samples: in the order in which they were measured, the disturbed ones included.
+    """
+
+    url: str
+    model: str
+    seed: int
+    arms: tuple[Arm, ...]
+    lengths: tuple[int, ...]
+    rounds: int
+    status: Status
+    samples: tuple[Sample, ...] = field(repr=False)
+
+    @property
+    def clean(self) -> list[Sample]:
+        """The samples that nothing spoilt."""
+        return [sample for sample in self.samples if sample.disturbed is None]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What spoilt samples, with how many."""
+        reasons = [sample.disturbed for sample in self.samples if sample.disturbed]
+        return [f"{reasons.count(reason)} samples left out: {reason}" for reason in sorted(set(reasons))]
+
+
+async def compare(
+    server: Server,
+    *,
+    arms: Sequence[Arm],
+    lengths: Sequence[int],
+    rounds: int,
+    seed: int,
+    progress: Callable[[Sample], None] = lambda sample: None,
+) -> Comparison:
+    """Measure every arm at every length ``rounds`` times, in random order, every prompt fresh.
+
+    The arms of one length follow each other directly, so that a round's ratios see the same machine. The
+    server's policy is put back at the end, also when the comparison is cancelled.
+
+    Args:
+        progress: called with each sample that counts.
+
+    Raises:
+        ConfigError: a length does not fit the server.
+        ServerError: the server can't be reached, refuses, or is busy with other requests.
+    """
+    await _check(server, arms, lengths, rounds)
+    bench = _Bench(server, PromptMaker(server, seed))
+    order = Random(seed)
+    samples: list[Sample] = []
+    async with _policy_restored(server):
+        await bench.warm_up(arms, lengths)
+        for number in range(rounds):
+            for tokens in order.sample(list(lengths), len(lengths)):
+                for arm in order.sample(list(arms), len(arms)):
+                    samples += await bench.measure(number, tokens, arm)
+                    progress(samples[-1])
+        status = await server.status()
+    return Comparison(
+        url=server.url,
+        model=await server.model(),
+        seed=seed,
+        arms=tuple(arms),
+        lengths=tuple(lengths),
+        rounds=rounds,
+        status={name: value for name, value in status.items() if name != "prompts"},
+        samples=tuple(samples),
+    )
+
+
+class _Bench:
+    def __init__(self, server: Server, prompts: PromptMaker) -> None:
+        self._server = server
+        self._prompts = prompts
+
+    async def warm_up(self, arms: Sequence[Arm], lengths: Sequence[int]) -> None:
+        """Every arm once at the least length, and every length once under the first arm, not counted."""
+        await self._idle()
+        for arm in arms[1:]:
+            await self._once(min(lengths), arm)
+        for tokens in lengths:
+            await self._once(tokens, arms[0])
+
+    async def measure(self, number: int, tokens: int, arm: Arm) -> list[Sample]:
+        """One sample, the last of the list; before it those that had to be measured again."""
+        samples: list[Sample] = []
+        while len(samples) < _TRIES and (not samples or samples[-1].disturbed):
+            before = await self._idle()
+            answer, after, record = await self._once(tokens, arm)
+            samples.append(
+                Sample(
+                    round=number,
+                    tokens=tokens,
+                    arm=arm,
+                    ttft_s=answer.ttft_s,
+                    record=record,
+                    disturbed=_disturbance(before, after, answer, record, tokens, arm),
+                )
+            )
+        return samples
+
+    async def _once(self, tokens: int, arm: Arm) -> tuple[Answer, Status, dict[str, Any]]:
+        prompt = await self._prompts.prompt(tokens)
+        await self._server.use(arm.policy, arm.chunk)
+        answer = await self._server.complete(prompt)
+        for _ in range(int(_RECORD_SECONDS / _POLL_SECONDS)):
+            status = await self._server.status()
+            for record in reversed(status["prompts"]):
+                if answer.request_id in record["request_id"]:
+                    return answer, status, record
+            await asyncio.sleep(_POLL_SECONDS)
+        raise ServerError(
+            f"{self._server.url} answered a prompt of {tokens} tokens but its status does not list it; "
+            "is a proxy in between, or is the server swamped with other requests?"
+        )
+
+    async def _idle(self) -> Status:
+        for _ in range(int(_IDLE_SECONDS / _POLL_SECONDS)):
+            status = await self._server.status()
+            queue = status["queue"]
+            if not queue["running"] and not queue["waiting"]:
+                return status
+            await asyncio.sleep(_POLL_SECONDS)
+        raise ServerError(
+            f"{self._server.url} is busy with other requests ({queue['running']} running, {queue['waiting']} waiting); "
+            "an A/B needs the server to itself: stop them and try again"
+        )
+
+
+def _disturbance(
+    before: Status, after: Status, answer: Answer, record: dict[str, Any], tokens: int, arm: Arm
+) -> str | None:
+    """What makes a sample worthless; None when nothing does."""
+    cached = max(record["cached"], answer.cached_tokens or 0)
+    if cached:
+        return f"prefix hit: {cached} tokens were in the cache already (take another seed)"
+    if record["tokens"] != tokens:
+        return f"the server cut a prompt of {tokens} tokens to {record['tokens']}"
+    if record["policy"] != arm.policy or record["chunk"] not in (None, arm.chunk):
+        return f"somebody changed the policy to {record['policy']} {record['chunk'] or ''}".rstrip()
+    ours = len(record["chunks"])
+    steps = after["counters"]["steps"] - before["counters"]["steps"]
+    if not record["alone"] or steps > ours + after["stages"]:
+        return "other traffic on the server"
+    return None
+
+
+async def _check(server: Server, arms: Sequence[Arm], lengths: Sequence[int], rounds: int) -> None:
+    if not arms or not lengths or rounds < 1:
+        raise ConfigError(f"{len(arms)} policies, {len(lengths)} lengths and {rounds} rounds: give at least 1 of each")
+    limit = await server.max_model_len()
+    for tokens in lengths:
+        if tokens < 1 or (limit is not None and tokens + 1 > limit):
+            raise ConfigError(
+                f"length {tokens} must be from 1 to {'any' if limit is None else limit - 1}: the server takes "
+                f"{limit} tokens (max_model_len), one of them for the answer"
+            )
+
+
+@asynccontextmanager
+async def _policy_restored(server: Server) -> AsyncIterator[None]:
+    found = await server.status()
+    try:
+        yield
+    except BaseException as error:  # cancellation (Ctrl-C) too: somebody else's server is left as it was
+        try:
+            await server.use(found["policy"], found["chunk"])
+        except ServerError as gone:
+            error.add_note(f"the policy could not be put back to {found['policy']}: {gone}")
+        raise
+    await server.use(found["policy"], found["chunk"])
