@@ -23,7 +23,7 @@ class Arm:
         """What tables and figures call it."""
         if self.policy == "optimal":
             return "isochunk"
-        return f"{'fixed' if self.policy == 'fixed' else 'first-chunk rule'} {self.chunk}"
+        return f"{'fixed' if self.policy == 'fixed' else 'first chunk'} {self.chunk}"
 
 
 def policy_arms(names: Iterable[str], largest: int) -> list[Arm]:

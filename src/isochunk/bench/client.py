@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -145,7 +146,7 @@ class Server:
             request_id=request_id,
             sent_s=sent,
             ttft_s=arrivals[0] - sent,
-            gaps_s=tuple(b - a for a, b in zip(arrivals, arrivals[1:], strict=False)),
+            gaps_s=tuple(b - a for a, b in pairwise(arrivals)),
             prompt_tokens=usage.get("prompt_tokens"),
             cached_tokens=details.get("cached_tokens"),
             output_tokens=usage.get("completion_tokens") or len(arrivals),
@@ -202,7 +203,9 @@ class Server:
         if isinstance(error, httpx.UnsupportedProtocol):
             return ServerError(f"--url {self.url!r} is not a URL ({error}); give one like http://localhost:8000")
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-            return ServerError(f"can't connect to {self.url} ({error}); is the server running, and is this its address?")
+            return ServerError(
+                f"can't connect to {self.url} ({error}); is the server running, and is this its address?"
+            )
         if isinstance(error, httpx.TimeoutException):
             return ServerError(f"{self.url} said nothing until the time limit; look at the server's log")
         return ServerError(f"lost the connection to {self.url} ({error or type(error).__name__}); did the server stop?")

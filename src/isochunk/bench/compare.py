@@ -14,7 +14,7 @@ from isochunk.bench.client import Answer, Server, Status
 from isochunk.bench.prompts import PromptMaker
 from isochunk.core.errors import ConfigError, ServerError
 
-__all__ = ["Comparison", "Sample", "compare"]
+__all__ = ["Comparison", "Sample", "compare", "different_arms"]
 
 _TRIES = 3
 _IDLE_SECONDS = 10.0
@@ -114,7 +114,8 @@ async def compare(
         await bench.warm_up(arms, lengths)
         for number in range(rounds):
             for tokens in order.sample(list(lengths), len(lengths)):
-                for arm in order.sample(list(arms), len(arms)):
+                different = different_arms(arms, tokens)
+                for arm in order.sample(different, len(different)):
                     samples += await bench.measure(number, tokens, arm)
                     progress(samples[-1])
         status = await server.status()
@@ -128,6 +129,13 @@ async def compare(
         status={name: value for name, value in status.items() if name != "prompts"},
         samples=tuple(samples),
     )
+
+
+def different_arms(arms: Sequence[Arm], tokens: int) -> list[Arm]:
+    """The arms that can differ on a prompt: of the fixed sizes that take it in one step, the largest is enough."""
+    one_step = [arm for arm in arms if arm.policy == "fixed" and (arm.chunk or 0) >= tokens]
+    largest = max(one_step, key=lambda arm: arm.chunk or 0, default=None)
+    return [arm for arm in arms if arm not in one_step or arm == largest]
 
 
 class _Bench:

@@ -181,7 +181,8 @@ class FakePrefill:
 
     def _record(self, chosen: Plan, tokens: int, cached: int, entered: float) -> dict[str, Any]:
         """The prompt as `isochunk`'s status reports it, with ``stages`` steps in flight at a time."""
-        seconds, entries, exits = list(chosen.step_seconds), [entered], []
+        seconds, entries = list(chosen.step_seconds), [entered]
+        exits: list[float] = []
         left = [entered] * self.stages
         for index, step in enumerate(seconds):
             if index:

@@ -28,7 +28,7 @@ class Interval:
     def __str__(self) -> str:
         if self.low is None or self.high is None:
             return f"{self.ratio:.2f}"
-        return f"{self.ratio:.2f} ({self.low:.2f} to {self.high:.2f})"
+        return f"{self.ratio:.2f} ({self.low:.2f}-{self.high:.2f})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +70,7 @@ def summarise(comparison: Comparison) -> list[Summary]:
     reference = reference_arm(comparison.arms)
     rows = []
     for tokens in comparison.lengths:
-        cells = {
-            arm: [s for s in comparison.clean if s.tokens == tokens and s.arm == arm] for arm in comparison.arms
-        }
+        cells = {arm: [s for s in comparison.clean if s.tokens == tokens and s.arm == arm] for arm in comparison.arms}
         for arm, samples in cells.items():
             if samples:
                 ratio = None if arm == reference else paired_ratio(samples, cells[reference])
@@ -101,14 +99,20 @@ def verdict(comparison: Comparison) -> str:
     fixed = [row for row in rows if row.arm.policy == "fixed" and row.ratio]
     parts = [_phrase(row, "vLLM's own fixed size") for row in fixed if row.arm.chunk == largest]
     parts += [_phrase(row, "the first-chunk rule") for row in rows if row.arm.policy == "first_chunk" and row.ratio]
-    if len(fixed) > 1:
-        best = min(fixed, key=lambda row: row.ttft_s)
-        parts.append(_phrase(best, f"the best of {len(fixed)} fixed sizes ({best.arm.chunk})"))
+    best = min(fixed, key=lambda row: row.ttft_s, default=None)
+    if best is not None and best.arm.chunk != largest:
+        parts.append(
+            _phrase(
+                best, f"the best of {len(fixed)} fixed sizes ({best.arm.chunk})" if len(fixed) > 1 else best.arm.label
+            )
+        )
     if not parts:
         return "No two policies have clean samples of the longest prompt, so there is nothing to compare."
+    rounds = min(row.samples for row in rows)
     return (
         f"At {max(comparison.lengths)} tokens, {reference.label}'s first token came {', '.join(parts[:-1])}"
-        f"{' and ' if len(parts) > 1 else ''}{parts[-1]}; median of {min(row.samples for row in rows)} paired rounds."
+        f"{' and ' if len(parts) > 1 else ''}{parts[-1]}; "
+        f"{f'medians of {rounds} paired rounds' if rounds > 1 else 'one round only'}."
     )
 
 
@@ -160,11 +164,7 @@ def _phrase(row: Summary, other: str) -> str:
     ratio = row.ratio
     assert ratio is not None
     if ratio.low is not None and ratio.high is not None and ratio.low <= 1 <= ratio.high:
-        return f"as soon as with {other} (ratio {ratio})"
+        return f"within the noise as soon as with {other}"
     if ratio.ratio >= 1:
-        return f"{ratio} times sooner than with {other}"
-    return f"{Interval(1 / ratio.ratio, _over(ratio.high), _over(ratio.low))} times later than with {other}"
-
-
-def _over(value: float | None) -> float | None:
-    return None if value is None else 1 / value
+        return f"{ratio.ratio:.2f} times sooner than with {other}"
+    return f"{1 / ratio.ratio:.2f} times later than with {other}"

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from isochunk.cli import fit, plan
+from isochunk.cli import compare, fit, plan
 from isochunk.core.errors import IsochunkError
 
 __all__ = ["app", "main"]
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 app.command("fit")(fit.fit_command)
 app.command("plan")(plan.plan_command)
+app.command("compare")(compare.compare_command)
 
 
 def main() -> None:

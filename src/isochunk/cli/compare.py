@@ -1,0 +1,166 @@
+"""``isochunk compare``: the interleaved A/B of policies and fixed sizes on one running server."""
+
+from __future__ import annotations
+
+import asyncio
+import json as jsonlib
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from isochunk.bench.arms import policy_arms, powers_of_two, sweep_arms
+from isochunk.bench.client import Server
+from isochunk.bench.compare import Comparison, Sample, compare, different_arms
+from isochunk.bench.summary import as_dict, summarise, verdict
+from isochunk.cli.compare_page import cells, columns, page
+from isochunk.cli.output import JsonOption, print_json
+from isochunk.core.errors import ConfigError
+
+__all__ = ["compare_command", "measure", "print_comparison", "write_report"]
+
+ApiKeyOption = Annotated[
+    str | None, typer.Option("--api-key", envvar="VLLM_API_KEY", help="The server's API key, when it has one.")
+]
+
+
+def compare_command(
+    url: Annotated[str, typer.Option(help="Where the server listens, such as http://localhost:8000.")],
+    lengths: Annotated[str, typer.Option(help="Prompt lengths in tokens.")] = "1024,4096,8192",
+    policies: Annotated[str, typer.Option(help="Policies to compare.")] = "fixed,first_chunk,optimal",
+    sweep: Annotated[
+        str, typer.Option(help="Fixed sizes to compare too, such as 256,512,1024; 'auto' doubles from 128.")
+    ] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="Samples of each policy at each length.")] = 5,
+    seed: Annotated[int | None, typer.Option(help="Of prompts and order; another one each time by default.")] = None,
+    api_key: ApiKeyOption = None,
+    report: Annotated[Path | None, typer.Option(help="HTML page to write.")] = None,
+    save: Annotated[Path | None, typer.Option(help="JSON file to write, with every sample.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Compare policies and fixed chunk sizes on one running server, interleaved, and say which is sooner."""
+    result = measure(
+        url,
+        lengths=_numbers("--lengths", lengths),
+        policies=[name.strip() for name in policies.split(",") if name.strip()],
+        sweep=None if sweep == "auto" else _numbers("--sweep", sweep),
+        rounds=rounds,
+        seed=seed,
+        api_key=api_key,
+    )
+    if save is not None:
+        _write(save, jsonlib.dumps(as_dict(result), indent=1) + "\n")
+    if report is not None:
+        write_report(report, result)
+    if json:
+        print_json(as_dict(result))
+        return
+    print_comparison(result)
+    for path in (save, report):
+        if path is not None:
+            typer.echo(f"wrote {path}")
+
+
+def measure(
+    url: str,
+    *,
+    lengths: Sequence[int],
+    policies: Sequence[str],
+    sweep: Sequence[int] | None = (),
+    rounds: int,
+    seed: int | None = None,
+    api_key: str | None = None,
+) -> Comparison:
+    """Run the comparison with a progress bar on stderr.
+
+    Args:
+        sweep: fixed sizes to compare too; None for powers of two up to the server's largest.
+        seed: None for one that no run had before, so that no prompt is in the server's prefix cache.
+    """
+
+    async def run() -> Comparison:
+        async with Server(url, api_key=api_key) as server:
+            largest = int((await server.status())["max_num_batched_tokens"])
+            sizes = powers_of_two(largest) if sweep is None else sweep
+            arms = list(dict.fromkeys([*policy_arms(policies, largest), *sweep_arms(sizes, largest)]))
+            unique = list(dict.fromkeys(lengths))
+            with _Progress(rounds * sum(len(different_arms(arms, tokens)) for tokens in unique)) as progress:
+                return await compare(
+                    server,
+                    arms=arms,
+                    lengths=unique,
+                    rounds=rounds,
+                    seed=secrets.randbits(32) if seed is None else seed,
+                    progress=progress.advance,
+                )
+
+    return asyncio.run(run())
+
+
+def print_comparison(result: Comparison) -> None:
+    """The table, what was left out, and the verdict."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for index, column in enumerate(columns(result)):
+        table.add_column(column, justify="left" if index == 1 else "right", no_wrap=True)
+    before = None
+    for row in summarise(result):
+        if before not in (None, row.tokens):
+            table.add_section()
+        before = row.tokens
+        table.add_row(*cells(row), style="bold" if row.arm.policy == "optimal" else None)
+    console = Console()
+    console.print(f"TTFT on {result.model}, {result.rounds} rounds in random order", highlight=False)
+    console.print(table)
+    for warning in result.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    typer.echo(verdict(result))
+
+
+def write_report(path: Path, result: Comparison) -> None:
+    """Write the HTML page."""
+    from isochunk.report.page import render
+
+    _write(path, render(page(result)))
+
+
+class _Progress:
+    """A bar on stderr that names what was measured last."""
+
+    def __init__(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=Console(stderr=True))
+        self._task = self._bar.add_task("warming up", total=total)
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def advance(self, sample: Sample) -> None:
+        text = f"{sample.tokens} tokens, {sample.arm.label}: {sample.ttft_s:.3g} s"
+        self._bar.update(self._task, advance=1, description=text)
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise ConfigError(f"{option} {text!r} must be whole numbers with commas between, such as 1024,4096") from None
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"can't write {path}: {error.strerror or error}; choose a folder you may write to") from error

@@ -1,0 +1,155 @@
+"""The figures of a page, each an inline SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+from isochunk.report import ink
+from isochunk.report.data import Arm, Points, Timeline
+from isochunk.report.timeline import busy_intervals, idle_share
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["steps_figure", "timelines_figure", "ttft_figure"]
+
+_WIDTH = 9.6  # inches; the page scales it
+_LANE = 0.34  # inches a stage
+
+
+def timelines_figure(timelines: Sequence[Timeline]) -> str:
+    """Each prompt's stages as lanes, one prompt above the other on the same time axis; grey is idle."""
+    from matplotlib.figure import Figure
+
+    with ink.drawing():
+        heights = [timeline.stages for timeline in timelines]
+        figure = Figure(figsize=(_WIDTH, sum(heights) * _LANE + 0.55 * len(timelines) + 0.4), layout="constrained")
+        axes = figure.subplots(len(timelines), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        longest = 0.0
+        for axis, timeline in zip(axes, timelines, strict=True):
+            longest = max(longest, _lanes(axis, timeline))
+        for axis, timeline in zip(axes, timelines, strict=True):
+            _chunk_labels(axis, timeline, longest)
+        axes[-1].set_xlim(0, longest * 1.005)
+        axes[-1].set_xlabel("seconds since the prompt entered the engine")
+        return ink.svg(figure, "timelines", "Busy and idle time of each pipeline stage, one prompt per policy")
+
+
+def _lanes(axis: Axes, timeline: Timeline) -> float:
+    busy = busy_intervals(timeline.entered_s, timeline.measured_s, timeline.stages)
+    end = busy[-1][-1][1]
+    shades = (ink.OURS, ink.OURS_2) if timeline.ours else (ink.OTHER, ink.OTHER_2)
+    for stage, intervals in enumerate(busy):
+        axis.broken_barh([(0, end)], (stage - 0.42, 0.84), facecolors=ink.IDLE)
+        axis.broken_barh(
+            [(start, stop - start) for start, stop in intervals],
+            (stage - 0.42, 0.84),
+            facecolors=[shades[i % 2] for i in range(len(intervals))],
+        )
+    axis.set_yticks(range(timeline.stages), [f"stage {stage + 1}" for stage in range(timeline.stages)])
+    axis.invert_yaxis()
+    axis.tick_params(length=0)
+    axis.spines[["left", "bottom"]].set_visible(False)
+    axis.set_title(
+        f"{timeline.label}: first token after {end:#.3g} s, {len(timeline.chunks)} "
+        f"{'chunk' if len(timeline.chunks) == 1 else 'chunks'}, stages idle {idle_share(busy):.0%} of the time"
+    )
+    return end
+
+
+def _chunk_labels(axis: Axes, timeline: Timeline, longest: float) -> None:
+    """The chunk's tokens inside each bar that is wide enough for them, upright in a narrow one."""
+    character = longest * 0.0085
+    for stage, intervals in enumerate(busy_intervals(timeline.entered_s, timeline.measured_s, timeline.stages)):
+        for (start, end), chunk in zip(intervals, timeline.chunks, strict=True):
+            text = str(chunk)
+            upright = end - start < (len(text) + 0.6) * character
+            if end - start > 1.5 * character:
+                axis.text(
+                    (start + end) / 2,
+                    stage,
+                    text,
+                    color=ink.PAPER,
+                    ha="center",
+                    va="center",
+                    fontsize=6.5 if upright else 8,
+                    rotation=90 if upright else 0,
+                )
+
+
+def steps_figure(points: Sequence[Points]) -> str:
+    """Predicted against measured seconds of each step, with the diagonal and a band of 10% around it."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    looks = {
+        "fit": ("o", ink.FIT, "none"),
+        "other": ("s", ink.OTHER, ink.OTHER),
+        "rule": ("^", ink.OTHER, "none"),
+        "ours": ("o", ink.OURS, ink.OURS),
+    }
+    with ink.drawing():
+        figure = Figure(figsize=(5.4, 4.6), layout="constrained")
+        axis = figure.subplots()
+        values = [t for series in points for t in (*series.measured_s, *series.predicted_s) if t > 0]
+        low, high = min(values) / 1.3, max(values) * 1.3
+        axis.plot([low, high], [low, high], color=ink.MUTED, linewidth=1)
+        axis.fill_between([low, high], [low * 0.9, high * 0.9], [low * 1.1, high * 1.1], color=ink.IDLE, linewidth=0)
+        for series in points:
+            marker, edge, face = looks[series.kind]
+            axis.scatter(
+                series.measured_s,
+                series.predicted_s,
+                s=18,
+                marker=marker,
+                edgecolors=edge,
+                facecolors=face,
+                linewidths=0.8,
+                label=series.label,
+                zorder=3,
+            )
+        axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
+        for side in (axis.xaxis, axis.yaxis):
+            side.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            side.set_major_formatter("{x:g}")
+            side.set_minor_formatter(NullFormatter())
+        axis.set(xlabel="measured seconds of a step", ylabel="predicted seconds of a step")
+        axis.grid(True)
+        axis.legend(loc="upper left", fontsize=9, labelcolor=ink.INK)
+        return ink.svg(figure, "steps", "Predicted against measured step times; the band is plus and minus 10%")
+
+
+def ttft_figure(arms: Sequence[Arm]) -> str:
+    """Time to first token of every sample, a panel a prompt length, with medians and predictions."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    lengths = sorted({arm.tokens for arm in arms})
+    labels = list(dict.fromkeys(arm.label for arm in arms))
+    with ink.drawing():
+        figure = Figure(figsize=(_WIDTH, 0.3 * len(labels) + 1.0), layout="constrained")
+        axes = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
+        for axis, tokens in zip(axes, lengths, strict=True):
+            for arm in (arm for arm in arms if arm.tokens == tokens):
+                _samples(axis, arm, labels.index(arm.label))
+            axis.set_title(f"{tokens:,} tokens")
+            axis.set_xlim(left=0)
+            axis.xaxis.set_major_locator(MaxNLocator(4))
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.set_xlabel("TTFT, seconds")
+            axis.grid(True, axis="x")
+            axis.tick_params(length=0)
+            axis.spines["left"].set_visible(False)
+        axes[0].set_yticks(range(len(labels)), labels)
+        axes[0].set_ylim(len(labels) - 0.5, -0.5)
+        return ink.svg(figure, "ttft", "Time to first token of each policy at each prompt length")
+
+
+def _samples(axis: Axes, arm: Arm, row: int) -> None:
+    colour = ink.OURS if arm.ours else ink.OTHER
+    axis.barh(row, median(arm.ttft_s), height=0.62, color=colour, alpha=0.35, linewidth=0)
+    axis.scatter(arm.ttft_s, [row] * len(arm.ttft_s), s=12, color=colour, zorder=3, linewidths=0)
+    if arm.predicted_s is not None:
+        axis.plot([arm.predicted_s] * 2, [row - 0.42, row + 0.42], color=ink.INK, linewidth=1.4, zorder=4)
