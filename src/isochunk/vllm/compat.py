@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -18,15 +19,18 @@ __all__ = [
     "aborted_status",
     "add_engine_methods",
     "after_engine_config",
+    "alignment",
     "before_busy_loop",
     "prefill_requests",
     "prefix_hit",
     "probe_request",
     "token_is_valid",
     "vllm_version",
+    "without_prefix_cache",
 ]
 
 TRIED = "0.32.0"
+_ALIGNMENT = 16
 _MARK = "_isochunk"
 
 
@@ -128,10 +132,22 @@ def prefix_hit(scheduler: Any, request: Any) -> int:
     return int(manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)[1])
 
 
-def probe_request(request_id: str, token_ids: list[int]) -> Any:
-    """A request that asks for one token, reaches neither prefix cache nor KV peers, and has no client.
+def alignment(scheduler: Any) -> int:
+    """Tokens whose multiples chunks end on: at most 16, or a whole block where vLLM asks for block-aligned chunks.
 
-    Why: made without the front end. No block hasher means no cache entry; no extra arguments mean no KV transfer.
+    Why: vLLM needs whole blocks only for models with Mamba-like state. Blocks are large on some platforms
+    (128 tokens on CPUs), where rounding to them made chunks so unequal that a prompt came 10% late.
+    """
+    block = int(scheduler.block_size)
+    if scheduler.need_mamba_block_aligned_split or block % _ALIGNMENT:
+        return block
+    return _ALIGNMENT
+
+
+def probe_request(request_id: str, token_ids: list[int]) -> Any:
+    """A request that asks for one token, has no client, and names no KV peer.
+
+    Why: made without the front end. It has no block hashes: run it under `without_prefix_cache`.
     """
     from vllm import SamplingParams
     from vllm.v1.request import Request
@@ -143,6 +159,23 @@ def probe_request(request_id: str, token_ids: list[int]) -> Any:
         pooling_params=None,
         block_hasher=None,
     )
+
+
+@contextmanager
+def without_prefix_cache(scheduler: Any) -> Iterator[None]:
+    """Switch the prefix cache off for a while, so that probe prompts leave no entry and no event in it.
+
+    Why: with caching on, vLLM stores the blocks of every request and fails on one without hashes.
+    """
+    managers = [scheduler.kv_cache_manager, *scheduler.kv_cache_manager.coordinator.single_type_managers]
+    before = [manager.enable_caching for manager in managers]
+    for manager in managers:
+        manager.enable_caching = False
+    try:
+        yield
+    finally:
+        for manager, enabled in zip(managers, before, strict=True):
+            manager.enable_caching = enabled
 
 
 def aborted_status() -> Any:

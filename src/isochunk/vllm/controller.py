@@ -132,11 +132,16 @@ class Controller:
             self.model, part.prompt, self.planner.stages, cached=part.history, max_chunk=size, policy=policy
         ).ttft_s
 
-    def exited(self, now: float) -> Fit | None:
-        """The oldest step came out of the pipeline; returns the refit that this brought, if any."""
+    def exited(self, now: float, *, learn: bool = True) -> Fit | None:
+        """The oldest step came out of the pipeline; returns the refit that this brought, if any.
+
+        With ``learn`` off the step is timed and logged, but neither calibrator nor guard see it.
+        """
         step = self._in_flight.popleft()
         seconds = self._clock.step(step.entered_s, now)
         finished = [record for part in step.parts if (record := self.log.step(part, step, now, seconds)) is not None]
+        if not learn:
+            return None
         if step.parts and step.pure:
             self._learn(step, seconds)
         refit = self._refit(now) if finished else None

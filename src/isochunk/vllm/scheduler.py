@@ -28,6 +28,14 @@ _HIT_STEPS = 8  # a waiting request's prefix hit is looked up again after so man
 class NarrowedScheduler:
     """Mixin over vLLM's scheduler classes; an error in it leaves the step to vLLM and is counted."""
 
+    vllm_config: Any
+    block_size: int
+    current_step: int
+    max_num_active_reqs: int
+    max_num_scheduled_tokens: int
+    requests: dict[str, Any]
+    running: list[Any]
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         check_engine(self.vllm_config)
@@ -42,7 +50,7 @@ class NarrowedScheduler:
         planner = StepPlanner(
             stages=stages,
             max_chunk=self.max_num_scheduled_tokens,
-            block=self.block_size,
+            block=compat.alignment(self),
             min_chunk=config.min_chunk or self.block_size,
             smooth=config.smooth_factor,
         )
@@ -54,7 +62,7 @@ class NarrowedScheduler:
         decodes: list[tuple[int, int]] = []
         try:
             budget = self._budget(decodes)
-        except Exception:  # whatever is wrong in the planner must not stop serving
+        except Exception:  # noqa: BLE001 - whatever is wrong in the planner must not stop serving
             self.isochunk.fault("the planner failed")
             budget = None
         if budget is not None:
@@ -65,7 +73,7 @@ class NarrowedScheduler:
             self.max_num_scheduled_tokens = limit
         try:
             self._entered(output)
-        except Exception:  # as above: without its record a step is only not timed
+        except Exception:  # noqa: BLE001 - as above: without its record a step is only not timed
             self.isochunk.fault("a step could not be recorded")
         return output
 
@@ -74,7 +82,7 @@ class NarrowedScheduler:
         if scheduler_output.total_num_scheduled_tokens:
             try:
                 self.isochunk.exited(time.monotonic())
-            except Exception:  # as above
+            except Exception:  # noqa: BLE001 - as above
                 self.isochunk.fault("a step could not be timed")
         return super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
 

