@@ -117,7 +117,10 @@ class Server:
 
     async def complete(self, prompt: Sequence[int], *, output_tokens: int = 1) -> Answer:
         """Send a prompt of token ids, stream exactly ``output_tokens`` tokens back, and time them."""
-        request_id = uuid.uuid4().hex
+        return await self.send(await self.body(prompt, output_tokens))
+
+    async def body(self, prompt: Sequence[int], output_tokens: int) -> bytes:
+        """The request of `complete`, ready to send: writing out a long list of ids takes milliseconds."""
         body = {
             "model": await self.model(),
             "prompt": list(prompt),
@@ -127,13 +130,17 @@ class Server:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        content = json.dumps(body).encode()  # a long list of ids takes milliseconds: not the server's time
+        return json.dumps(body).encode()
+
+    async def send(self, body: bytes) -> Answer:
+        """Send a request made by `body` and time its answer."""
+        request_id = uuid.uuid4().hex
         headers = {"X-Request-Id": request_id, "Content-Type": "application/json"}
         arrivals: list[float] = []
         text: list[str] = []
         usage: dict[str, Any] = {}
         sent = time.perf_counter()
-        async with self._stream("/v1/completions", content, headers) as events:
+        async with self._stream("/v1/completions", body, headers) as events:
             async for event in events:
                 if event.get("choices"):
                     arrivals.append(time.perf_counter())
@@ -227,8 +234,8 @@ class Server:
 
 
 def _message(body: Any) -> str:
-    """The human part of an error body: vLLM's, OpenAI's or isochunk's form."""
-    error = body.get("error", body) if isinstance(body, dict) else body
+    """The human part of an error body in vLLM's, OpenAI's, isochunk's or FastAPI's form."""
+    error = body.get("error", body.get("detail", body)) if isinstance(body, dict) else body
     return str(error.get("message", error) if isinstance(error, dict) else error)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -80,9 +81,12 @@ class Comparison:
 
     @property
     def warnings(self) -> list[str]:
-        """What spoilt samples, with how many."""
-        reasons = [sample.disturbed for sample in self.samples if sample.disturbed]
-        return [f"{reasons.count(reason)} samples left out: {reason}" for reason in sorted(set(reasons))]
+        """What spoilt samples, with how many; and how often isochunk's own guard was in force."""
+        counts = Counter(sample.disturbed for sample in self.samples if sample.disturbed)
+        warnings = [f"{count} x left out: {reason}" for reason, count in sorted(counts.items())]
+        if guarded := sum(sample.record["policy"] != sample.arm.policy for sample in self.clean):
+            warnings.append(f"{guarded} x isochunk's guard used vLLM's own chunks after a plan did harm (counted in)")
+        return warnings
 
 
 async def compare(
@@ -206,8 +210,8 @@ def _disturbance(
         return f"prefix hit: {cached} tokens were in the cache already (take another seed)"
     if record["tokens"] != tokens:
         return f"the server cut a prompt of {tokens} tokens to {record['tokens']}"
-    if record["policy"] != arm.policy or record["chunk"] not in (None, arm.chunk):
-        return f"somebody changed the policy to {record['policy']} {record['chunk'] or ''}".rstrip()
+    if after["policy"] != arm.policy or after["chunk"] != arm.chunk:
+        return f"somebody changed the policy to {after['policy']} {after['chunk'] or ''}".rstrip()
     ours = len(record["chunks"])
     steps = after["counters"]["steps"] - before["counters"]["steps"]
     if not record["alone"] or steps > ours + after["stages"]:

@@ -212,7 +212,7 @@ class FakePrefill:
 def serving(fake: FakePrefill) -> Iterator[str]:
     """Run the server in a thread on a free port of this machine; gives its URL."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(fake.app, log_level="warning", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(fake.app, log_level="warning", lifespan="off", ws="none"))
     # The socket listens already, so a client that comes before the loop runs waits in its queue.
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -16,7 +16,8 @@ from isochunk.bench.client import Server
 from isochunk.bench.compare import Comparison, Sample, compare, different_arms
 from isochunk.bench.summary import as_dict, summarise, verdict
 from isochunk.cli.compare_page import cells, columns, page
-from isochunk.cli.output import JsonOption, print_json
+from isochunk.cli.output import JsonOption, print_json, write_text
+from isochunk.cli.progress import Progress
 from isochunk.core.errors import ConfigError
 
 __all__ = ["compare_command", "measure", "print_comparison", "write_report"]
@@ -51,7 +52,7 @@ def compare_command(
         api_key=api_key,
     )
     if save is not None:
-        _write(save, jsonlib.dumps(as_dict(result), indent=1) + "\n")
+        write_text(save, jsonlib.dumps(as_dict(result), indent=1) + "\n")
     if report is not None:
         write_report(report, result)
     if json:
@@ -86,14 +87,15 @@ def measure(
             sizes = powers_of_two(largest) if sweep is None else sweep
             arms = list(dict.fromkeys([*policy_arms(policies, largest), *sweep_arms(sizes, largest)]))
             unique = list(dict.fromkeys(lengths))
-            with _Progress(rounds * sum(len(different_arms(arms, tokens)) for tokens in unique)) as progress:
+            total = rounds * sum(len(different_arms(arms, tokens)) for tokens in unique)
+            with Progress("warming up", total) as progress:
                 return await compare(
                     server,
                     arms=arms,
                     lengths=unique,
                     rounds=rounds,
                     seed=secrets.randbits(32) if seed is None else seed,
-                    progress=progress.advance,
+                    progress=lambda sample: progress.advance(_text(sample)),
                 )
 
     return asyncio.run(run())
@@ -126,30 +128,11 @@ def write_report(path: Path, result: Comparison) -> None:
     """Write the HTML page."""
     from isochunk.report.page import render
 
-    _write(path, render(page(result)))
+    write_text(path, render(page(result)))
 
 
-class _Progress:
-    """A bar on stderr that names what was measured last."""
-
-    def __init__(self, total: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=Console(stderr=True))
-        self._task = self._bar.add_task("warming up", total=total)
-
-    def __enter__(self) -> _Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.stop()
-
-    def advance(self, sample: Sample) -> None:
-        text = f"{sample.tokens} tokens, {sample.arm.label}: {sample.ttft_s:.3g} s"
-        self._bar.update(self._task, advance=1, description=text)
+def _text(sample: Sample) -> str:
+    return f"{sample.tokens} tokens, {sample.arm.label}: {sample.ttft_s:.3g} s"
 
 
 def _numbers(option: str, text: str) -> list[int]:
@@ -157,10 +140,3 @@ def _numbers(option: str, text: str) -> list[int]:
         return [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
         raise ConfigError(f"{option} {text!r} must be whole numbers with commas between, such as 1024,4096") from None
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"can't write {path}: {error.strerror or error}; choose a folder you may write to") from error

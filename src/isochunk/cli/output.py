@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["JsonOption", "print_json", "print_table"]
+from isochunk.core.errors import ConfigError
+
+__all__ = ["JsonOption", "print_json", "print_table", "write_text"]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of a table.")]
 
@@ -32,3 +35,15 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a result to a file.
+
+    Raises:
+        ConfigError: it can't be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"can't write {path}: {error.strerror or error}; choose a folder you may write to") from error

@@ -60,13 +60,13 @@ def _lanes(axis: Axes, timeline: Timeline) -> float:
 
 
 def _chunk_labels(axis: Axes, timeline: Timeline, longest: float) -> None:
-    """The chunk's tokens inside each bar that is wide enough for them, upright in a narrow one."""
+    """The chunk's tokens inside each bar that is wide enough for them, upright in a narrow one of the first stage."""
     character = longest * 0.0085
     for stage, intervals in enumerate(busy_intervals(timeline.entered_s, timeline.measured_s, timeline.stages)):
         for (start, end), chunk in zip(intervals, timeline.chunks, strict=True):
             text = str(chunk)
             upright = end - start < (len(text) + 0.6) * character
-            if end - start > 1.5 * character:
+            if not upright or (stage == 0 and end - start > 1.5 * character):
                 axis.text(
                     (start + end) / 2,
                     stage,
@@ -86,7 +86,7 @@ def steps_figure(points: Sequence[Points]) -> str:
 
     looks = {
         "fit": ("o", ink.FIT, "none"),
-        "other": ("s", ink.OTHER, ink.OTHER),
+        "other": ("s", ink.OTHER, "none"),
         "rule": ("^", ink.OTHER, "none"),
         "ours": ("o", ink.OURS, ink.OURS),
     }
@@ -102,7 +102,7 @@ def steps_figure(points: Sequence[Points]) -> str:
             axis.scatter(
                 series.measured_s,
                 series.predicted_s,
-                s=18,
+                s=14,
                 marker=marker,
                 edgecolors=edge,
                 facecolors=face,

@@ -1,0 +1,163 @@
+import asyncio
+from itertools import groupby
+
+import pytest
+
+from isochunk.bench.arms import Arm, policy_arms, sweep_arms
+from isochunk.bench.client import Server
+from isochunk.bench.compare import compare, different_arms
+from isochunk.bench.fake import FakePrefill, serving
+from isochunk.core.errors import ConfigError, ServerError
+
+ARMS = policy_arms(["fixed", "first_chunk", "optimal"], 8192)
+
+
+def run(url, *, arms=ARMS, lengths=(512, 2048), rounds=2, seed=1, **options):
+    async def main():
+        async with Server(url) as server:
+            return await compare(server, arms=arms, lengths=lengths, rounds=rounds, seed=seed, **options)
+
+    return asyncio.run(main())
+
+
+def test_every_arm_is_measured_at_every_length_in_every_round(url):
+    result = run(url, rounds=3)
+    cells = {(s.round, s.tokens, s.arm) for s in result.clean}
+    assert len(cells) == len(result.samples) == 3 * 2 * 3
+    assert not result.warnings
+
+
+def test_order_is_random_and_the_arms_of_one_length_follow_each_other(url):
+    result = run(url, rounds=6)
+    blocks = [list(block) for _, block in groupby(result.samples, key=lambda s: (s.round, s.tokens))]
+    assert [len(block) for block in blocks] == [3] * 12
+    assert len({tuple(s.arm for s in block) for block in blocks}) > 1
+    assert len({tuple(s.tokens for s in result.samples if s.round == r) for r in range(6)}) > 1
+
+
+def test_no_prompt_is_sent_twice(url, fake):
+    run(url)
+    assert len({tuple(prompt) for prompt in fake.received}) == len(fake.received)
+
+
+def test_chunks_are_those_of_the_arm(url):
+    result = run(url, arms=[*sweep_arms([256], 8192), Arm("optimal")], lengths=[1024], rounds=1)
+    chunks = {s.arm.label: s.record["chunks"] for s in result.samples}
+    assert chunks["fixed 256"] == [256] * 4
+    assert chunks["isochunk"] != chunks["fixed 256"]
+    assert sum(chunks["isochunk"]) == 1024
+
+
+def test_policy_is_put_back_at_the_end(url, fake):
+    fake.policy, fake.chunk = "fixed", 777
+    run(url, rounds=1)
+    assert (fake.policy, fake.chunk) == ("fixed", 777)
+
+
+def test_policy_is_put_back_when_cancelled(url, fake):
+    fake.policy, fake.chunk = "first_chunk", 4096
+
+    async def main():
+        task = asyncio.current_task()
+        async with Server(url) as server:
+            await compare(server, arms=ARMS, lengths=[512], rounds=9, seed=1, progress=lambda sample: task.cancel())
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(main())
+    assert (fake.policy, fake.chunk) == ("first_chunk", 4096)
+
+
+class Shared(FakePrefill):
+    """Every fourth prompt runs beside somebody else's."""
+
+    async def _prefill(self, tokens, cached, request_id, alone):
+        await super()._prefill(tokens, cached, request_id, alone and len(self.received) % 4 != 0)
+
+
+class Decoding(FakePrefill):
+    """Somebody else's decode steps go on all the time."""
+
+    async def _prefill(self, tokens, cached, request_id, alone):
+        await super()._prefill(tokens, cached, request_id, alone)
+        self.steps += 50
+
+
+class Cutting(FakePrefill):
+    def _answer(self, prompt, output, request_id):
+        return super()._answer(prompt[:300], output, request_id)
+
+
+class Meddling(FakePrefill):
+    """Somebody else switches the policy under way."""
+
+    async def _prefill(self, tokens, cached, request_id, alone):
+        await super()._prefill(tokens, cached, request_id, alone)
+        self.policy, self.chunk = "fixed", 640
+
+
+def test_spoilt_samples_are_measured_again():
+    with serving(Shared()) as url:
+        result = run(url, rounds=3)
+    assert len(result.clean) == 3 * 2 * 3
+    assert len(result.samples) > len(result.clean)
+    assert result.warnings == [f"{len(result.samples) - 18} x left out: other traffic on the server"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Decoding, "other traffic on the server"),
+        (Cutting, "the server cut a prompt of 512 tokens to 300"),
+        (Meddling, "somebody changed the policy to fixed 640"),
+    ],
+)
+def test_what_never_stops_is_given_up_and_said(kind, reason):
+    with serving(kind()) as url:
+        result = run(url, lengths=[512], rounds=1)
+    assert not result.clean
+    assert result.warnings == [f"9 x left out: {reason}"]
+
+
+def test_prompts_in_the_prefix_cache_are_noticed(url):
+    assert not run(url, lengths=[512], rounds=1, seed=5).warnings
+    again = run(url, lengths=[512], rounds=1, seed=5)
+    assert "prefix hit" in again.warnings[0]
+    assert "another seed" in again.warnings[0]
+
+
+class Guarded(FakePrefill):
+    def _record(self, chosen, tokens, cached, entered):
+        return super()._record(chosen, tokens, cached, entered) | {"policy": "fixed"}
+
+
+def test_guarded_prompts_count_and_are_said():
+    with serving(Guarded()) as url:
+        result = run(url, arms=[Arm("optimal")], lengths=[512], rounds=2)
+    assert len(result.clean) == 2
+    assert result.warnings == ["2 x isochunk's guard used vLLM's own chunks after a plan did harm (counted in)"]
+
+
+def test_busy_server_is_refused(url, fake, monkeypatch):
+    monkeypatch.setattr("isochunk.bench.compare._IDLE_SECONDS", 0.1)
+    fake.running = 2
+    with pytest.raises(ServerError, match="busy with other requests \\(2 running, 0 waiting\\)"):
+        run(url)
+
+
+def test_length_beyond_the_server_is_refused_before_anything_is_sent():
+    fake = FakePrefill(max_model_len=2048)
+    with serving(fake) as url, pytest.raises(ConfigError, match="length 2048 must be from 1 to 2047"):
+        run(url)
+    assert not fake.received
+
+
+@pytest.mark.parametrize("empty", [{"arms": []}, {"lengths": []}, {"rounds": 0}])
+def test_nothing_to_compare_is_refused(url, empty):
+    with pytest.raises(ConfigError, match="at least 1 of each"):
+        run(url, **empty)
+
+
+def test_fixed_sizes_that_cannot_differ_are_measured_once():
+    arms = [Arm("optimal"), *sweep_arms([512, 1024, 2048, 8192], 8192)]
+    assert different_arms(arms, 1024) == [Arm("optimal"), Arm("fixed", 512), Arm("fixed", 8192)]
+    assert different_arms(arms, 8193) == arms
