@@ -1,0 +1,190 @@
+"""The nodes behind the proxy: what each is doing now, and whether it can take more."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from isochunk.proxy.config import NodeSpec, Role
+from isochunk.proxy.prefix import PrefixIndex
+from isochunk.proxy.price import NodeModel
+
+__all__ = ["Load", "Node", "Pool"]
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    tokens: int
+    busy_s: float
+
+
+class Load:
+    """What a node has been given and has not finished, in tokens and in predicted seconds.
+
+    Args:
+        clock: tells the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._jobs: OrderedDict[int, _Job] = OrderedDict()
+        self._head_since = 0.0
+        self.tokens = 0
+        self.busy_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def backlog_s(self) -> float:
+        """Predicted seconds until the node is idle; what its oldest request has had is taken off."""
+        if not self._jobs:
+            return 0.0
+        head = next(iter(self._jobs.values()))
+        return self.busy_s - min(self._clock() - self._head_since, head.busy_s)
+
+    @contextmanager
+    def job(self, tokens: int, busy_s: float = 0.0) -> Iterator[None]:
+        """The node works on a request for as long as the context lasts, however it ends."""
+        job = _Job(tokens, busy_s)
+        self._add(job)
+        try:
+            yield
+        finally:
+            self._remove(job)
+
+    def _add(self, job: _Job) -> None:
+        if not self._jobs:
+            self._head_since = self._clock()
+        self._jobs[id(job)] = job
+        self.tokens += job.tokens
+        self.busy_s += job.busy_s
+
+    def _remove(self, job: _Job) -> None:
+        if next(iter(self._jobs)) == id(job):
+            self._head_since = self._clock()
+        del self._jobs[id(job)]
+        self.tokens -= job.tokens
+        # An empty queue is exactly 0: rounding errors must not add up over months.
+        self.busy_s = self.busy_s - job.busy_s if self._jobs else 0.0
+
+
+class Node:
+    """One P or D node.
+
+    Attributes:
+        spec: where it is.
+        alive: it answered the last time it was asked for something.
+        draining: it gets no new request and leaves when the last one is done.
+        model: its cost model, when it has one.
+        engines: engine id of each data-parallel rank, for Mooncake.
+        load: requests it works on.
+        holding: prompts whose KV it keeps for a D node.
+    """
+
+    def __init__(self, spec: NodeSpec, role: Role, clock: Callable[[], float] = time.monotonic) -> None:
+        self.spec = spec
+        self.role = role
+        self.url = f"http://{spec.name}"
+        self.alive = False
+        self.draining = False
+        self.model: NodeModel | None = None
+        self.engines: dict[int, str] = {}
+        self.prefix = PrefixIndex(spec.kv_tokens)
+        self.load = Load(clock)
+        self.holding = 0
+        self.look_now = asyncio.Event()
+        self._waits: set[asyncio.Timeout] = set()
+
+    @property
+    def name(self) -> str:
+        """``host:port``."""
+        return self.spec.name
+
+    @property
+    def idle(self) -> bool:
+        """Nothing would be lost if it went away now."""
+        return len(self.load) == 0 and self.holding == 0
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """The node keeps a prompt's KV for as long as the context lasts."""
+        self.holding += 1
+        try:
+            yield
+        finally:
+            self.holding -= 1
+
+    @contextmanager
+    def wait(self, timeout: asyncio.Timeout) -> Iterator[None]:
+        """Somebody waits for the node under ``timeout``, which `lost` ends at once."""
+        self._waits.add(timeout)
+        try:
+            yield
+        finally:
+            self._waits.discard(timeout)
+
+    def suspect(self) -> None:
+        """Its connection failed: no request until it answers a probe, which is due now."""
+        self.alive = False
+        self.look_now.set()
+
+    def lost(self) -> None:
+        """It does not answer any more: end all waits for it."""
+        self.alive = False
+        now = asyncio.get_running_loop().time()
+        for timeout in self._waits:
+            timeout.reschedule(now)
+
+
+class Pool:
+    """The nodes of one role."""
+
+    def __init__(self, role: Role) -> None:
+        self.role = role
+        self._nodes: dict[str, Node] = {}
+        self._turn = 0
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(list(self._nodes.values()))
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def add(self, spec: NodeSpec, clock: Callable[[], float] = time.monotonic) -> Node | None:
+        """The new node; None when it was there already, in which case it no longer drains."""
+        known = self._nodes.get(spec.name)
+        if known is not None and known.spec == spec:
+            known.draining = False
+            return None
+        node = Node(spec, self.role, clock)
+        self._nodes[spec.name] = node
+        return node
+
+    def drain(self, name: str) -> Node | None:
+        """Give a node no more requests; it leaves once it is idle (`sweep`)."""
+        node = self._nodes.get(name)
+        if node is not None:
+            node.draining = True
+        return node
+
+    def sweep(self) -> None:
+        """Drop drained nodes."""
+        for node in self:
+            if node.draining and node.idle:
+                del self._nodes[node.name]
+
+    def holds(self, node: Node) -> bool:
+        """Whether the node is still part of the pool."""
+        return self._nodes.get(node.name) is node
+
+    def candidates(self, without: frozenset[str] = frozenset()) -> list[Node]:
+        """Nodes that can take a request, beginning with another one each time, so that ties go round."""
+        usable = [n for n in self._nodes.values() if n.alive and not n.draining]
+        fresh = [n for n in usable if n.name not in without] or usable
+        self._turn += 1
+        start = self._turn % len(fresh) if fresh else 0
+        return fresh[start:] + fresh[:start]

@@ -1,0 +1,97 @@
+"""Which node gets a request."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from isochunk.proxy.errors import ProxyError
+from isochunk.proxy.nodes import Node, Pool
+from isochunk.proxy.prompt import Prompt
+
+__all__ = ["Choice", "choose_decode", "choose_prefill"]
+
+RETRY_AFTER_S = 2  # a node that comes back is seen by the next probe
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A P node for a request.
+
+    Attributes:
+        node: the node.
+        tokens: of the prompt that it must compute.
+        cached_pieces: leading pieces of the prompt that it has probably in its prefix cache.
+        busy_s: predicted seconds that the request keeps it busy; 0 without a model.
+        ttft_s: predicted seconds to its first token, the queue before it included; None without a model.
+    """
+
+    node: Node
+    tokens: int
+    cached_pieces: int
+    busy_s: float = 0.0
+    ttft_s: float | None = None
+
+
+def choose_prefill(pool: Pool, prompt: Prompt, tokens: int, without: frozenset[str] = frozenset()) -> Choice:
+    """The P node where the request is predicted to have its first token soonest.
+
+    Seconds and tokens can't be compared, so queued tokens decide for all while one node has no model.
+
+    Args:
+        tokens: length of the prompt.
+        without: names of nodes that have failed this request.
+
+    Raises:
+        ProxyError: 503, no node can take it.
+    """
+    nodes = _candidates(pool, without)
+    if all(node.model is not None for node in nodes):
+        return min((_priced(node, prompt, tokens) for node in nodes), key=_soonest)
+    return min((_counted(node, prompt, tokens) for node in nodes), key=_queued_tokens)
+
+
+def choose_decode(pool: Pool, without: frozenset[str] = frozenset()) -> Node:
+    """The D node with the fewest tokens in its care.
+
+    Raises:
+        ProxyError: 503, no node can take it.
+    """
+    return min(_candidates(pool, without), key=lambda node: node.load.tokens)
+
+
+def _candidates(pool: Pool, without: frozenset[str]) -> list[Node]:
+    nodes = pool.candidates(without)
+    if not nodes:
+        message = f"none of {len(pool)} {pool.role} nodes can take a request"
+        raise ProxyError(503, "service_unavailable", message, retry_after_s=RETRY_AFTER_S)
+    return nodes
+
+
+def _cached(node: Node, prompt: Prompt, tokens: int) -> tuple[int, int]:
+    """Pieces and tokens of the probable prefix hit."""
+    pieces = node.prefix.hit(prompt.prints)
+    # A whole prompt is never a hit: its last token is computed again.
+    return pieces, min(math.floor(tokens * pieces / (len(prompt.prints) + 1)), tokens - 1)
+
+
+def _priced(node: Node, prompt: Prompt, tokens: int) -> Choice:
+    assert node.model is not None
+    pieces, cached = _cached(node, prompt, tokens)
+    price = node.model.price(tokens, cached)
+    return Choice(node, tokens - cached, pieces, price.busy_s, node.load.backlog_s() + price.ttft_s)
+
+
+def _counted(node: Node, prompt: Prompt, tokens: int) -> Choice:
+    pieces, cached = _cached(node, prompt, tokens)
+    busy_s = node.model.price(tokens, cached).busy_s if node.model else 0.0
+    return Choice(node, tokens - cached, pieces, busy_s)
+
+
+def _soonest(choice: Choice) -> float:
+    assert choice.ttft_s is not None
+    return choice.ttft_s
+
+
+def _queued_tokens(choice: Choice) -> int:
+    return choice.node.load.tokens + choice.tokens
