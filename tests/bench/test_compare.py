@@ -137,6 +137,13 @@ def test_guarded_prompts_count_and_are_said():
     assert result.warnings == ["2 x isochunk's guard used vLLM's own chunks after a plan did harm (counted in)"]
 
 
+def test_guard_in_place_of_another_policy_is_a_spoilt_sample():
+    with serving(Guarded()) as url:
+        result = run(url, arms=policy_arms(["first_chunk"], 8192), lengths=[512], rounds=1)
+    assert not result.clean
+    assert "guard" in result.warnings[0]
+
+
 def test_busy_server_is_refused(url, fake, monkeypatch):
     monkeypatch.setattr("isochunk.bench.compare._IDLE_SECONDS", 0.1)
     fake.running = 2

@@ -22,8 +22,8 @@ def test_table_and_one_json_line_a_request_come_out(url, tmp_path):
     path = tmp_path / "requests.jsonl"
     result = run(url, "--requests", "6", "--input", "uniform:64:256", "--output", "3", "--save", str(path))
     assert result.exit_code == 0, result.output
-    assert "time to first token" in result.stdout
-    assert "between tokens" in result.stdout
+    assert "first token, s" in result.stdout
+    assert "between tokens, s" in result.stdout
     lines = [json.loads(text) for text in path.read_text().splitlines()]
     assert [entry["index"] for entry in lines] == list(range(6))
     assert all(64 <= entry["tokens"] <= 256 and len(entry["gaps_s"]) == 2 for entry in lines)

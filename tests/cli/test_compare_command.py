@@ -71,9 +71,12 @@ def test_wrong_options_are_named(url, options, message):
     assert message in str(result.exception)
 
 
-def test_report_that_cannot_be_written_is_named(url, tmp_path):
-    result = run(url, "--lengths", "64", "--rounds", "1", "--report", str(tmp_path / "no" / "r.html"))
+@pytest.mark.parametrize("option", ["--report", "--save"])
+def test_file_that_cannot_be_written_is_named_before_anything_is_measured(url, fake, tmp_path, option):
+    result = run(url, "--lengths", "64", "--rounds", "1", option, str(tmp_path / "no" / "file"))
+    assert isinstance(result.exception, ConfigError)
     assert "can't write" in str(result.exception)
+    assert not fake.received
 
 
 class Interrupting(FakePrefill):

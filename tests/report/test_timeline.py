@@ -22,7 +22,7 @@ def test_steps_that_are_all_ready_follow_the_flow_shop(seconds, stages):
     st.integers(1, 6),
 )
 def test_last_stage_ends_when_the_clock_saw_the_step_leave(steps, stages):
-    entered = np.cumsum([gap for gap, _ in steps])
+    entered = np.cumsum([gap for gap, _ in steps]).tolist()
     measured = [seconds for _, seconds in steps]
     left = [end + entered[0] for _, end in busy_intervals(entered, measured, stages)[-1]]
     clock = StageClock(stages)

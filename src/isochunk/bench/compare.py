@@ -212,6 +212,8 @@ def _disturbance(
         return f"the server cut a prompt of {tokens} tokens to {record['tokens']}"
     if after["policy"] != arm.policy or after["chunk"] != arm.chunk:
         return f"somebody changed the policy to {after['policy']} {after['chunk'] or ''}".rstrip()
+    if record["policy"] != arm.policy and arm.policy != "optimal":
+        return "isochunk's guard used vLLM's own chunks in place of the policy's"
     ours = len(record["chunks"])
     steps = after["counters"]["steps"] - before["counters"]["steps"]
     if not record["alone"] or steps > ours + after["stages"]:

@@ -15,7 +15,7 @@ from isochunk.bench.lengths import parse_lengths
 from isochunk.bench.load import Load, Outcome, prepare, send
 from isochunk.bench.load_summary import line, summarise, warnings
 from isochunk.cli.compare import ApiKeyOption
-from isochunk.cli.output import JsonOption, print_json, print_table, write_text
+from isochunk.cli.output import JsonOption, need_folder, print_json, print_table, write_text
 from isochunk.cli.progress import Progress
 from isochunk.core.errors import ServerError
 
@@ -40,6 +40,8 @@ def bench_command(
     json: JsonOption = False,
 ) -> None:
     """Send a load and report time to first token, time between tokens, and throughput."""
+    if save is not None:
+        need_folder(save)
     load = Load(
         requests=requests,
         lengths=parse_lengths(input_tokens),
@@ -76,13 +78,13 @@ async def _run(url: str, api_key: str | None, load: Load) -> list[Outcome]:
 
 
 def _print(summary: dict[str, Any]) -> None:
-    names = {"ttft_s": "time to first token, s", "gap_s": "between tokens, s", "total_s": "whole answer, s"}
+    names = {"ttft_s": "first token, s", "gap_s": "between tokens, s", "total_s": "whole answer, s"}
     spreads = {text: summary[name] for name, text in names.items() if summary[name]}
     columns = list(next(iter(spreads.values())))
     print_table(
         f"{summary['requests']} requests in {summary['seconds']:.3g} s, seed {summary['seed']}",
         ["", *columns],
-        [[text, *(f"{spread[column]:.4g}" for column in columns)] for text, spread in spreads.items()],
+        [[text, *(f"{spread[column]:.3g}" for column in columns)] for text, spread in spreads.items()],
     )
     card = f" ({summary['input_tokens_per_s_per_card']:.4g} a card)" if summary["cards"] > 1 else ""
     typer.echo(

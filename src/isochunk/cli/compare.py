@@ -16,9 +16,10 @@ from isochunk.bench.client import Server
 from isochunk.bench.compare import Comparison, Sample, compare, different_arms
 from isochunk.bench.summary import as_dict, summarise, verdict
 from isochunk.cli.compare_page import cells, columns, page
-from isochunk.cli.output import JsonOption, print_json, write_text
+from isochunk.cli.output import JsonOption, need_folder, print_json, write_text
 from isochunk.cli.progress import Progress
 from isochunk.core.errors import ConfigError
+from isochunk.report.ink import need_matplotlib
 
 __all__ = ["compare_command", "measure", "print_comparison", "write_report"]
 
@@ -42,6 +43,11 @@ def compare_command(
     json: JsonOption = False,
 ) -> None:
     """Compare policies and fixed chunk sizes on one running server, interleaved, and say which is sooner."""
+    for path in (report, save):
+        if path is not None:
+            need_folder(path)  # a long measurement must not end in a folder that does not exist
+    if report is not None:
+        need_matplotlib()
     result = measure(
         url,
         lengths=_numbers("--lengths", lengths),

@@ -52,7 +52,7 @@ def page(result: Comparison) -> data.Page:
         "max_num_batched_tokens": str(status["max_num_batched_tokens"]),
         "KV block": f"{status['block_size']} tokens",
         "cost model": _coefficients(status.get("model")),
-        "from": str(status.get("source")),
+        "learnt from": str(status.get("source")),
         "rounds": f"{result.rounds} in random order, every prompt fresh, seed {result.seed}",
     }
     return data.Page(
@@ -63,7 +63,8 @@ def page(result: Comparison) -> data.Page:
         rows=tuple(_wide_cells(row) for row in summarise(result)),
         notes=(
             "TTFT is the median at the client, with its quartiles. Ratios are paired by round, with a 95% bootstrap "
-            "interval. The prediction is for the chunks used, its error against the TTFT shown.",
+            "interval (with 5 rounds or fewer, their range). The prediction is for the chunks used, its error against "
+            "the TTFT shown.",
             *result.warnings,
         ),
         timelines=tuple(_timelines(result)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.table import Table
 
 from isochunk.core.errors import ConfigError
 
-__all__ = ["JsonOption", "print_json", "print_table", "write_text"]
+__all__ = ["JsonOption", "need_folder", "print_json", "print_table", "write_text"]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of a table.")]
 
@@ -35,6 +36,16 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def need_folder(path: Path) -> None:
+    """Refuse, before a long measurement, a file that can't be written after it.
+
+    Raises:
+        ConfigError: its folder is not there or not open for writing.
+    """
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"can't write {path}: {path.parent} is no folder you may write to")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -13,7 +13,21 @@ from isochunk.core.errors import ConfigError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["FIT", "GRID", "IDLE", "INK", "MUTED", "OTHER", "OTHER_2", "OURS", "OURS_2", "PAPER", "drawing", "svg"]
+__all__ = [
+    "FIT",
+    "GRID",
+    "IDLE",
+    "INK",
+    "MUTED",
+    "OTHER",
+    "OTHER_2",
+    "OURS",
+    "OURS_2",
+    "PAPER",
+    "drawing",
+    "need_matplotlib",
+    "svg",
+]
 
 # matplotlib draws with these; in the SVG each becomes a CSS variable of the page. Each is a colour that
 # nothing else in a figure has.
@@ -42,17 +56,27 @@ _VARIABLES = {
 }
 
 
-@contextmanager
-def drawing() -> Iterator[None]:
-    """Style of every figure; needs matplotlib.
+def need_matplotlib() -> Any:
+    """The module, for whoever wants to know before a long measurement that a report can be drawn.
 
     Raises:
-        ConfigError: matplotlib is not installed.
+        ConfigError: it is not installed.
     """
     try:
         import matplotlib as mpl
     except ImportError as error:
         raise ConfigError("a report needs matplotlib: pip install 'isochunk[plot]'") from error
+    return mpl
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Style of every figure.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    mpl = need_matplotlib()
     style: dict[str, Any] = {
         "svg.fonttype": "none",  # text stays text: searchable, and in the page's own font
         "svg.hashsalt": "isochunk",
@@ -74,7 +98,7 @@ def drawing() -> Iterator[None]:
         "ytick.labelcolor": MUTED,
         "legend.frameon": False,
     }
-    with mpl.rc_context(style):  # type: ignore[arg-type] # its keys are a closed list of names there
+    with mpl.rc_context(style):
         yield
 
 
