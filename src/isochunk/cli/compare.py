@@ -13,7 +13,8 @@ import typer
 
 from isochunk.bench.arms import policy_arms, powers_of_two, sweep_arms
 from isochunk.bench.client import Server
-from isochunk.bench.compare import Comparison, Sample, compare, different_arms
+from isochunk.bench.compare import compare, different_arms
+from isochunk.bench.results import Comparison, Sample
 from isochunk.bench.summary import as_dict, summarise, verdict
 from isochunk.cli.compare_page import cells, columns, page
 from isochunk.cli.output import JsonOption, need_folder, print_json, write_text

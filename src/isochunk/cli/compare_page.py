@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import chain, groupby
 
 from isochunk.bench.arms import Arm
-from isochunk.bench.compare import Comparison, Sample
+from isochunk.bench.results import Comparison, Sample
 from isochunk.bench.summary import Summary, reference_arm, summarise, verdict
 from isochunk.report import data
 

@@ -86,7 +86,7 @@ def _nodes(given: argparse.Namespace) -> Nodes:
 
 def _paired(kind: str, hosts: list[str], ports: list[int]) -> tuple[NodeSpec, ...]:
     if len(hosts) == 1:
-        hosts = hosts * max(len(ports), 1)
+        hosts = hosts * len(ports)
     if len(hosts) != len(ports):
         raise ConfigError(
             f"{len(hosts)} --{kind}-hosts do not fit {len(ports)} --{kind}-ports: give a port for each host"

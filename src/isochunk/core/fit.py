@@ -149,31 +149,35 @@ def _check(chunk: Floats, history: Floats, seconds: Floats) -> None:
 
 
 def _floors(chunk: Floats, history: Floats, seconds: Floats) -> tuple[float, float]:
-    """Lower bounds of c0 and c3 from small chunks.
-
-    A step's time is convex in the chunk, so the line through two chunk sizes at one history meets chunk 0
-    at or below the true ``c0 + c3*H``.
-    """
+    """Lower bounds of c0 and c3 from small chunks."""
+    found = _intercepts(chunk, history, seconds)
     longest = float(history.max())
-    early = _intercept(chunk, history, seconds, 0.0, 0.1 * longest)
-    late = _intercept(chunk, history, seconds, 0.6 * longest, longest)
-    c0 = 0.0 if early is None else _BOUND_SHARE * max(early[0], 0.0)
-    if early is None or late is None or late[1] <= early[1]:
-        return c0, 0.0
-    slope = (late[0] - max(early[0], 0.0)) / (late[1] - early[1])
-    return c0, _BOUND_SHARE * max(slope, 0.0)
+    # The least of each, so that a cold or disturbed step counts for nothing.
+    early = min((pair for pair in found if pair[1] <= 0.1 * longest), default=None)
+    late = min((pair for pair in found if pair[1] >= 0.5 * longest), default=None)
+    if early is None:
+        return 0.0, 0.0
+    c0 = max(early[0], 0.0)
+    c3 = max((late[0] - c0) / (late[1] - early[1]), 0.0) if late is not None else 0.0
+    return _BOUND_SHARE * c0, _BOUND_SHARE * c3
 
 
-def _intercept(chunk: Floats, history: Floats, seconds: Floats, low: float, high: float) -> tuple[float, float] | None:
-    """Seconds at chunk 0 and the mean history there, from the two smallest chunk sizes in a history range."""
-    near = (history >= low) & (history <= high)
-    sizes = np.unique(chunk[near])[:2]
-    if len(sizes) < 2 or sizes[1] < 1.5 * sizes[0]:
-        return None
-    times = [float(np.median(seconds[near & (chunk == size)])) for size in sizes]
-    where = near & np.isin(chunk, sizes)
-    slope = (times[1] - times[0]) / (sizes[1] - sizes[0])
-    return times[0] - slope * float(sizes[0]), float(history[where].mean())
+def _intercepts(chunk: Floats, history: Floats, seconds: Floats) -> list[tuple[float, float]]:
+    """(seconds at chunk 0, history) at or below the true ``c0 + c3*H``, one for each smallest chunk measured.
+
+    A step's time is convex in the chunk and grows with history, so the line through a smallest chunk and
+    a larger one measured at the same history, or later, meets chunk 0 at or below the truth.
+    """
+    smallest = chunk.min()
+    larger = (chunk >= 1.5 * smallest) & (chunk <= 16 * smallest)
+    found = []
+    for i in np.flatnonzero(chunk == smallest):
+        later = np.flatnonzero(larger & (history >= history[i]))
+        if len(later):
+            j = later[np.argmin(history[later])]
+            slope = (seconds[j] - seconds[i]) / (chunk[j] - smallest)
+            found.append((float(seconds[i] - slope * smallest), float(history[i])))
+    return found
 
 
 def _prior_rows(prior: CostModel | None, rows: Floats, seconds: Floats, scale: Floats) -> tuple[Floats, Floats]:

@@ -149,8 +149,9 @@ def probe_request(request_id: str, token_ids: list[int]) -> Any:
 
     Why: made without the front end. It has no block hashes: run it under `without_prefix_cache`.
     """
-    from vllm import SamplingParams
     from vllm.v1.request import Request
+
+    from vllm import SamplingParams
 
     return Request(
         request_id=request_id,

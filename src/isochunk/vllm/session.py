@@ -117,10 +117,20 @@ class Session:
             if profile.key and profile.key != self._key:
                 profile = load_profile(self._path, key=self._key)
         except ProfileError as error:
-            logger.warning("isochunk: %s; calibrating again", error)
+            self._set_aside(error)
             return
         self.controller.use_model(profile.model, "stored")
         logger.info("isochunk: using the stored profile %s: %s", self._path, profile.model)
+
+    def _set_aside(self, error: ProfileError) -> None:
+        """Keep a file that can't be used under another name, since this server will store its own."""
+        assert self._path is not None
+        aside = self._path.with_name(f"{self._path.name}.refused")
+        try:
+            self._path.replace(aside)
+        except OSError:  # left where it is; storing will say so again
+            aside = self._path
+        logger.warning("isochunk: %s; measuring again, the file is kept as %s", error, aside)
 
     def _store(self, fit: Fit, source: str) -> None:
         now = time.monotonic()

@@ -1,0 +1,82 @@
+"""What isochunk itself costs a step, inside vLLM's scheduler with 64 requests.
+
+    python -m benchmarks.step_overhead
+
+Runs the same requests through vLLM's scheduler (no model behind it) and prints the microseconds that the
+mixin adds to a step: budget, record of the entry, record of the exit, refits included.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import isochunk.vllm.scheduler as scheduling
+from isochunk import CostModel
+from isochunk.vllm.testing import Engine, engine_config
+
+REQUESTS = 64
+ROUNDS = 20
+STEP_S = 0.1
+
+
+class Clock:
+    """Time that passes by steps: without a model behind the scheduler they take none."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        """Seconds."""
+        return self.now
+
+
+def timed(target: Any, name: str, spent: list[float]) -> None:
+    """Add the seconds of each call of a method to the last entry of ``spent``."""
+    inner: Callable[..., Any] = getattr(target, name)
+
+    def outer(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            spent[-1] += time.perf_counter() - start
+
+    setattr(target, name, outer)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["ISOCHUNK_CACHE"] = folder
+        engine = Engine(engine_config(Path(folder), {"enabled": True}), blocks=200_000)
+    scheduler = engine.scheduler
+    scheduler.isochunk.controller.use_model(CostModel(0.0059, 18e-6, 20e-9, 0.56e-6), "benchmark")
+    clock = Clock()
+    scheduling.time = clock  # type: ignore[attr-defined]
+    spent = [0.0]
+    timed(scheduler, "_budget", spent)
+    timed(scheduler, "_entered", spent)
+    timed(scheduler.isochunk, "exited", spent)
+    rng = np.random.default_rng(0)
+    for turn in range(ROUNDS):
+        for request in range(REQUESTS):
+            tokens = rng.integers(0, 1000, int(rng.integers(200, 16_000))).tolist()
+            engine.add(f"{turn}-{request}", tokens, output_tokens=4)
+        while engine.has_work():
+            spent.append(0.0)
+            clock.now += STEP_S
+            engine.step_fn()
+    micro = np.array(spent[50:]) * 1e6
+    median, high, most = np.quantile(micro, [0.5, 0.99, 1])
+    print(
+        f"{len(micro)} steps, {REQUESTS} requests: median {median:.0f} us, 99% below {high:.0f} us, most {most:.0f} us"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""``isochunk simulate``: a workload on a deployment that need not exist yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from isochunk.cli.output import JsonOption, print_json, print_table
+from isochunk.cli.workload import WorkloadOptions, load_models
+
+if TYPE_CHECKING:
+    from isochunk.simulator import Result
+
+__all__ = ["simulate_command"]
+
+
+def simulate_command(
+    profile: Annotated[Path, typer.Option(help="Profile file, or bare coefficients c0..c3 in JSON.")],
+    stages: Annotated[int | None, typer.Option(help="Pipeline stages P; not needed with stage models.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Length of each prompt, or mean with --std.")] = None,
+    std: Annotated[float | None, typer.Option(help="Standard deviation: truncated normal lengths.")] = None,
+    least: Annotated[int, typer.Option(help="Shortest prompt of random lengths.")] = 1,
+    most: Annotated[int | None, typer.Option(help="Longest prompt of random lengths; alone: uniform.")] = None,
+    requests: Annotated[int | None, typer.Option(help="Number of prompts; 1, or 100 under load.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Closed loop of this many clients.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Poisson arrivals a second.")] = None,
+    arrivals: Annotated[Path | None, typer.Option(help="Mooncake trace (JSONL) to replay.")] = None,
+    prefix_hit: Annotated[float, typer.Option(help="Share of each prompt in the KV cache.")] = 0.0,
+    max_model_len: Annotated[int | None, typer.Option(help="Refuse longer prompts.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of lengths and arrivals.")] = 0,
+    policy: Annotated[list[str] | None, typer.Option(help="Policies to compare; repeatable.")] = None,
+    chunk: Annotated[int | None, typer.Option(help="Fixed size, or first chunk of the published rules.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Token budget of a step (max_num_batched_tokens).")] = 32768,
+    block: Annotated[int, typer.Option(help="KV block size.")] = 16,
+    in_flight: Annotated[int | None, typer.Option(help="Steps in flight K; P when left out.")] = None,
+    send: Annotated[float, typer.Option(help="Seconds from a stage to the next.")] = 0.0,
+    return_: Annotated[float, typer.Option("--return", help="Seconds from the last stage to the scheduler.")] = 0.0,
+    instances: Annotated[int, typer.Option(help="Equal instances behind a router.")] = 1,
+    router: Annotated[str, typer.Option(help="least_work or round_robin.")] = "least_work",
+    cards: Annotated[int | None, typer.Option(help="Accelerators of an instance; one a stage when left out.")] = None,
+    cache_blocks: Annotated[int | None, typer.Option(help="Prefix-cache blocks of 512 tokens (traces).")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a timeline picture of the first policy.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write a trace file that Perfetto opens.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Simulate prefill: time to first token, throughput and idle stages, for one or several policies."""
+    from isochunk.simulator import Deployment, simulate
+
+    deployment = Deployment(
+        models=load_models(profile, stages),
+        max_tokens=max_tokens,
+        block=block,
+        in_flight=in_flight,
+        send_s=send,
+        return_s=return_,
+        instances=instances,
+        router=router,
+        cards=cards,
+        cache_blocks=cache_blocks,
+    )
+    options = WorkloadOptions(
+        tokens=tokens,
+        std=std,
+        least=least,
+        most=most,
+        requests=requests,
+        concurrency=concurrency,
+        rate=rate,
+        trace=arrivals,
+        prefix_hit=prefix_hit,
+        max_model_len=max_model_len,
+        seed=seed,
+    )
+    record = plot is not None or trace is not None
+    results = {}
+    for name in policy or ["optimal", "fixed"]:
+        results[name] = simulate(deployment, options.workload(block), name, chunk=chunk, record=record)
+    _pictures(next(iter(results.values())), plot, trace)
+    if json:
+        print_json({name: result.as_dict() for name, result in results.items()})
+        return
+    _table(results)
+
+
+def _pictures(result: Result, plot: Path | None, trace: Path | None) -> None:
+    from isochunk.simulator.picture import draw_timeline, write_trace
+
+    if plot is not None:
+        draw_timeline(result, plot)
+    if trace is not None:
+        write_trace(result, trace)
+
+
+def _table(results: dict[str, Result]) -> None:
+    numbers = {name: result.as_dict() for name, result in results.items()}
+    first = next(iter(numbers.values()))
+    print_table(
+        f"{first['requests']} prompts, {first['tokens']} tokens, {first['computed_tokens']} of them computed",
+        ["policy", "TTFT mean s", "median", "p90", "p99", "tokens/s/card", "idle by stage", "steps"],
+        [[name, *_row(row)] for name, row in numbers.items()],
+    )
+
+
+def _row(numbers: dict[str, Any]) -> list[str]:
+    times = [f"{numbers[f'ttft_{name}_s']:.4g}" for name in ("mean", "median", "p90", "p99")]
+    idle = [f"{share:.1%}" for share in numbers["bubbles"]]
+    if len(set(idle)) == 1:
+        idle = idle[:1]
+    return [*times, f"{numbers['tokens_per_s_per_card']:.0f}", " ".join(idle), str(numbers["steps"])]

@@ -1,0 +1,93 @@
+"""The options that `simulate` and `tune` share: whose costs, and what arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from isochunk.core.cost import CostModel
+from isochunk.core.errors import PlanError, WorkloadError
+from isochunk.core.profile import load_profile
+
+if TYPE_CHECKING:
+    from isochunk.simulator import Lengths, Request, Workload
+
+__all__ = ["WorkloadOptions", "load_models"]
+
+
+def load_models(profile: Path, stages: int | None) -> tuple[CostModel, ...]:
+    """One cost model a stage, from a profile with stage models or from one model and ``--stages``."""
+    stored = load_profile(profile)
+    if stored.stage_models:
+        if stages not in (None, len(stored.stage_models)):
+            raise PlanError(f"--stages {stages} does not fit the {len(stored.stage_models)} stage models in {profile}")
+        return stored.stage_models
+    if stages is None:
+        raise PlanError(f"--stages is missing: {profile} holds one model, so give the pipeline-parallel size")
+    if stages < 1:
+        raise PlanError(f"--stages {stages} must be at least 1")
+    return (stored.model,) * stages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadOptions:
+    """What the command line says about arrivals and lengths; see the options' help for each."""
+
+    tokens: int | None = None
+    std: float | None = None
+    least: int = 1
+    most: int | None = None
+    requests: int | None = None
+    concurrency: int | None = None
+    rate: float | None = None
+    trace: Path | None = None
+    prefix_hit: float = 0.0
+    max_model_len: int | None = None
+    seed: int = 0
+
+    def workload(self, block: int) -> Workload:
+        """A fresh workload; prefix hits are in whole KV blocks of ``block`` tokens.
+
+        Raises:
+            WorkloadError: names the flag that is wrong or missing.
+        """
+        from isochunk.simulator import ClosedLoop, OpenLoop, poisson
+
+        kinds = [self.concurrency is not None, self.rate is not None, self.trace is not None]
+        if sum(kinds) > 1:
+            raise WorkloadError("--concurrency, --rate and --arrivals exclude each other: choose one kind of arrivals")
+        requests = self._requests(block, 100 if any(kinds) else 1)
+        if self.concurrency is not None:
+            return ClosedLoop(requests, self.concurrency)
+        if self.rate is not None:
+            return poisson(requests, self.rate, seed=self.seed)
+        return OpenLoop(requests)
+
+    def _requests(self, block: int, count: int) -> Sequence[Request]:
+        from isochunk.simulator import make_requests, read_trace
+
+        if self.trace is not None:
+            requests = read_trace(self.trace, max_tokens=self.max_model_len)
+            return requests if self.requests is None else requests[: self.requests]
+        count = count if self.requests is None else self.requests
+        requests = make_requests(count, self._lengths(), prefix_hit=self.prefix_hit, block=block, seed=self.seed)
+        longest = max(request.tokens for request in requests)
+        if self.max_model_len is not None and longest > self.max_model_len:
+            raise WorkloadError(f"a prompt of {longest} tokens is above --max-model-len {self.max_model_len}")
+        return requests
+
+    def _lengths(self) -> Lengths:
+        from isochunk.simulator import Lengths
+
+        if self.std is not None:
+            if self.tokens is None:
+                raise WorkloadError("--std needs --tokens, the mean of the lengths")
+            most = self.most or self.max_model_len or round(self.tokens + 4 * self.std)
+            return Lengths(shape="normal", mean=self.tokens, std=self.std, least=self.least, most=most)
+        if self.tokens is not None:
+            return Lengths(mean=self.tokens)
+        if self.most is None:
+            raise WorkloadError("--tokens is missing: give the prompts' length, or --most, or --arrivals")
+        return Lengths(shape="uniform", least=self.least, most=self.most)

@@ -1,0 +1,143 @@
+"""vLLM's real scheduler, as its own configuration builds it, over an engine without a model."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from vllm import SamplingParams
+
+__all__ = ["BLOCK", "Engine", "engine_config"]
+
+BLOCK = 16
+
+_CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 1000,
+    "max_position_embeddings": 1 << 20,
+    "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+}
+
+
+def engine_config(folder: Path, section: dict[str, Any] | None = None, **options: Any) -> Any:
+    """The configuration that ``vllm serve`` would build from these options and plugin section."""
+    (folder / "config.json").write_text(json.dumps(_CONFIG))
+    arguments = {
+        "model": str(folder),
+        "skip_tokenizer_init": True,
+        "pipeline_parallel_size": 2,
+        "max_num_batched_tokens": 2048,
+        "max_model_len": 65536,
+        "max_num_seqs": 64,
+        "block_size": BLOCK,
+        "enforce_eager": True,
+        **options,
+    }
+    if section is not None:
+        arguments["additional_config"] = {"scheduler_config": {"profiling_chunk_config": section}}
+    return EngineArgs(**arguments).create_engine_config()
+
+
+class Engine:
+    """Steps the scheduler with up to ``in_flight`` steps in the pipeline; every prompt's answer is token 7."""
+
+    def __init__(self, config: Any, *, blocks: int = 20_000, in_flight: int = 2) -> None:
+        config.cache_config.num_gpu_blocks = blocks
+        config.cache_config.kv_cache_size_tokens = blocks * BLOCK
+        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=config.model_config.dtype)
+        self.scheduler = config.scheduler_config.get_scheduler_cls()(
+            vllm_config=config,
+            kv_cache_config=KVCacheConfig(
+                num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
+            ),
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=BLOCK,
+            hash_block_size=BLOCK,
+            log_stats=True,
+        )
+        hash_fn = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
+        init_none_hash(hash_fn)
+        self._hasher = get_request_block_hasher(BLOCK, hash_fn)
+        self._queue: deque[Any] = deque()
+        self._in_flight = in_flight
+        self.steps: list[dict[str, int]] = []
+
+    def add(self, request_id: str, tokens: list[int], output_tokens: int = 1, priority: int = 0) -> None:
+        """Queue a prompt of token ids."""
+        self.scheduler.add_request(
+            Request(
+                request_id=request_id,
+                prompt_token_ids=tokens,
+                sampling_params=SamplingParams(max_tokens=output_tokens, ignore_eos=True),
+                pooling_params=None,
+                block_hasher=self._hasher,
+                priority=priority,
+            )
+        )
+
+    def has_work(self) -> bool:
+        """As vLLM's engine core: is there anything to step for?"""
+        return self.scheduler.has_requests() or bool(self._queue)
+
+    def is_running(self) -> bool:
+        """As vLLM's engine core: has no shutdown been asked for?"""
+        return True
+
+    def step_fn(self) -> None:
+        """One turn of vLLM's `step_with_batch_queue`."""
+        if self.scheduler.has_requests():
+            output = self.scheduler.schedule()
+            self._queue.appendleft(output)
+            if output.num_scheduled_tokens:
+                self.steps.append(dict(output.num_scheduled_tokens))
+                if len(self._queue) < self._in_flight:
+                    return
+        if self._queue:
+            output = self._queue.pop()
+            self.scheduler.update_from_output(output, self._answer(output))
+
+    def run(self, most: int = 100_000) -> None:
+        """Step until nothing is left to do."""
+        for _ in range(most):
+            if not self.has_work():
+                return
+            self.step_fn()
+        raise AssertionError(f"still busy after {most} turns")
+
+    def _answer(self, output: Any) -> ModelRunnerOutput:
+        ids = list(output.num_scheduled_tokens)
+        sampled = []
+        for request_id in ids:
+            request = self.scheduler.requests.get(request_id)
+            done = request is None or request.num_computed_tokens >= request.num_tokens
+            sampled.append([7] if done and not self._later(request_id) else [])
+        return ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={request_id: at for at, request_id in enumerate(ids)},
+            sampled_token_ids=sampled,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+
+    def _later(self, request_id: str) -> bool:
+        """Whether a later step of this request is in the pipeline, so that this one was not its last."""
+        return any(request_id in output.num_scheduled_tokens for output in self._queue)

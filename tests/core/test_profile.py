@@ -1,0 +1,80 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from isochunk import CostModel
+from isochunk.core.errors import ProfileError
+from isochunk.core.profile import FORMAT_VERSION, Profile, default_folder, key_name, load_profile, save_profile
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path, model: CostModel) -> None:
+    profile = Profile(model=model, stage_models=(model, model.scaled(2)), key={"device": "cpu"}, source="probe")
+    save_profile(tmp_path / "a" / "p.json", profile)
+    assert load_profile(tmp_path / "a" / "p.json", key={"device": "cpu"}) == profile
+    assert os.listdir(tmp_path / "a") == ["p.json"]
+
+
+def test_bare_coefficients_are_a_profile(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text('{"stages": 2, "c0": 0.1, "c1": 1e-5, "c2": 1e-9, "source": "published"}')
+    assert load_profile(path).models == CostModel(0.1, 1e-5, 1e-9, 0.0)
+
+
+def test_another_deployment_is_refused(tmp_path: Path, model: CostModel) -> None:
+    save_profile(tmp_path / "p.json", Profile(model=model, key={"device": "cpu", "dtype": "float32"}))
+    with pytest.raises(ProfileError, match="another deployment: dtype differ"):
+        load_profile(tmp_path / "p.json", key={"device": "cpu", "dtype": "bfloat16"})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not JSON"),
+        ('{"format": "isochunk-profile", "vers', "not JSON"),
+        ("[1, 2]", "holds a list"),
+        ('{"format": "other"}', "not an isochunk profile"),
+        ('{"hello": 1}', "not an isochunk profile"),
+        (json.dumps({"format": "isochunk-profile", "version": FORMAT_VERSION + 1}), "newer"),
+        ('{"format": "isochunk-profile", "version": "1"}', "version = '1'"),
+        ('{"format": "isochunk-profile", "version": 1}', "no coefficients"),
+        ('{"format": "isochunk-profile", "version": 1, "model": {"c0": 1, "c1": 1}}', "c2 is missing"),
+        ('{"format": "isochunk-profile", "version": 1, "stages": 3, "model": {}}', "'stages' must be a list"),
+        ('{"c0": 0, "c1": 1e-5, "c2": 1e-9, "c3": 0}', "c0 = 0"),
+        ('{"c0": NaN, "c1": 1e-5, "c2": 1e-9, "c3": 0}', "c0 = nan"),
+        ('{"c0": 0.1, "c1": 1e-5, "c2": -1e-9, "c3": 0}', "c2 = -1e-09"),
+        ('{"c0": "x", "c1": 1e-5, "c2": 1e-9, "c3": 0}', "c0 = 'x'"),
+    ],
+)
+def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(text)
+    with pytest.raises(ProfileError, match=message) as error:
+        load_profile(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_binary_or_missing_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_bytes(b"\xff\xfe\x00")
+    for name in ("p.json", "none.json"):
+        with pytest.raises(ProfileError, match=name):
+            load_profile(tmp_path / name)
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path, model: CostModel) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ProfileError, match="can't write"):
+        save_profile(tmp_path / "file" / "p.json", Profile(model=model))
+
+
+def test_the_name_depends_on_the_key_alone() -> None:
+    assert key_name({"a": 1, "b": 2}) == key_name({"b": 2, "a": 1}) != key_name({"a": 1, "b": 3})
+
+
+def test_the_folder_can_be_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("ISOCHUNK_CACHE", raising=False)
+    assert default_folder() == tmp_path / "isochunk"
+    monkeypatch.setenv("ISOCHUNK_CACHE", str(tmp_path / "own"))
+    assert default_folder() == tmp_path / "own"

@@ -1,0 +1,43 @@
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# vLLM and torch warn about their own code when they are imported and configured.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    pytest.importorskip("vllm", reason="vLLM is not installed: these tests run its own scheduler")
+    from isochunk.vllm.testing import Engine, engine_config
+
+from isochunk import CostModel
+
+MODEL = CostModel(c0=0.0059, c1=18e-6, c2=20e-9, c3=0.56e-6)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test reads or writes the user's profiles."""
+    monkeypatch.setenv("ISOCHUNK_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def make_engine(tmp_path: Path) -> Callable[..., Engine]:
+    """An engine without a model, its scheduler chosen by vLLM; with isochunk's model when it is enabled."""
+
+    def make(section: dict[str, Any] | None = None, *, blocks: int = 20_000, **options: Any) -> Engine:
+        engine = Engine(engine_config(tmp_path, section, **options), blocks=blocks)
+        if section is not None:
+            engine.scheduler.isochunk.controller.use_model(MODEL, "test")
+        return engine
+
+    return make
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Warnings of vLLM's and torch's own code are not ours to mend."""
+    for item in items:
+        if "tests/vllm" in item.path.as_posix():
+            item.add_marker(pytest.mark.filterwarnings("ignore"))

@@ -1,0 +1,137 @@
+"""The controller on a clock of its own: what it learns from steps that take the time of a true model."""
+
+import pytest
+
+from isochunk import CostModel
+from isochunk.core.planner import Policy, static_ttft
+from isochunk.core.steps import Prefill, StepPlanner
+from isochunk.core.timing import StageClock
+from isochunk.vllm.config import ChunkConfig
+from isochunk.vllm.controller import Controller
+from isochunk.vllm.prompts import Part
+
+from .conftest import MODEL
+
+LIMIT = 8192
+
+
+def controller(model: CostModel | None, **keys: object) -> Controller:
+    config = ChunkConfig.model_validate({"enabled": True, **keys})
+    made = Controller(config, StepPlanner(stages=2, max_chunk=LIMIT, block=16, min_chunk=16), 2)
+    if model is not None:
+        made.use_model(model, "stored")
+    return made
+
+
+class Machine:
+    """Two stages on which steps take the true model's time; prompts one after the other."""
+
+    def __init__(self, control: Controller, true: CostModel) -> None:
+        self.control = control
+        self.true = true
+        self.now = 100.0
+        self.prompts = 0
+
+    def prefill(self, tokens: int) -> float:
+        """TTFT in seconds of one prompt."""
+        self.prompts += 1
+        key = f"p{self.prompts}"
+        left = [self.now, self.now]
+        start = self.now
+        at = 0
+        waiting: list[float] = []
+        while at < tokens or waiting:
+            if at < tokens and len(waiting) < 2:
+                chosen = self.control.tokens([Prefill(key, at, tokens - at)], 0, [])
+                size = min(chosen or LIMIT, tokens - at)
+                self.control.entered([Part(key, size, at, tokens)], [], self.now)
+                seconds = self.true.seconds(size, at)
+                left[0] = max(left[0], self.now) + seconds
+                left[1] = max(left) + seconds
+                waiting.append(left[1])
+                at += size
+                continue
+            self.now = waiting.pop(0)
+            self.control.exited(self.now)
+        return self.now - start
+
+
+def fixed(tokens: int, true: CostModel = MODEL) -> float:
+    return float(static_ttft(true, 0, tokens, [LIMIT], 2)[0])
+
+
+@pytest.mark.parametrize("tokens", [2048, 8192, 32768])
+@pytest.mark.parametrize("factor", [1e-9, 0.01])
+def test_second_prompt_is_safe_when_the_stored_step_cost_is_far_too_small(tokens: int, factor: float) -> None:
+    stored = CostModel(MODEL.c0 * factor, MODEL.c1, MODEL.c2, MODEL.c3 * factor)
+    machine = Machine(controller(stored), MODEL)
+    machine.prefill(tokens)
+    assert machine.prefill(tokens) <= 1.1 * fixed(tokens)
+    assert machine.control.counters.alarms + machine.control.counters.refits >= 1
+
+
+def test_second_prompt_is_safe_without_online_calibration_too() -> None:
+    stored = CostModel(MODEL.c0 / 100, MODEL.c1, MODEL.c2, MODEL.c3 / 100)
+    machine = Machine(controller(stored, need_timing=False), MODEL)
+    machine.prefill(8192)
+    assert machine.prefill(8192) <= 1.1 * fixed(8192)
+    assert machine.control.counters.refits == 0
+
+
+def test_predictions_come_true_with_a_true_model() -> None:
+    machine = Machine(controller(MODEL), MODEL)
+    taken = machine.prefill(16_000)
+    record = machine.control.as_dict()["prompts"][-1]
+    assert record["predicted_ttft_s"] == pytest.approx(taken, rel=0.01)
+    assert record["measured_s"] == pytest.approx(record["predicted_s"], rel=1e-6)
+    assert machine.control.counters.refits == machine.control.counters.alarms == 0
+
+
+@pytest.mark.parametrize("policy", ["fixed", "first_chunk", "optimal"])
+def test_every_policy_predicts_its_ttft(policy: Policy) -> None:
+    control = controller(MODEL)
+    control.use_policy(policy, None if policy == "optimal" else 4096)
+    taken = Machine(control, MODEL).prefill(16_000)
+    assert control.as_dict()["prompts"][-1]["predicted_ttft_s"] == pytest.approx(taken, rel=0.02)
+
+
+def test_without_a_model_vllm_decides_and_traffic_teaches_one() -> None:
+    machine = Machine(controller(None, max_fit_chunk=60), MODEL)
+    assert machine.control.tokens([Prefill("a", 0, 9000)], 0, []) is None
+    machine.control.use_policy("fixed", 512)
+    machine.prefill(16_000)
+    machine.control.use_policy("fixed", 2048)
+    machine.now += 10
+    machine.prefill(16_000)
+    machine.control.use_policy("optimal", None)
+    assert machine.control.source == "traffic"
+
+
+def test_three_tiny_requests_after_start_change_nothing() -> None:
+    machine = Machine(controller(MODEL), MODEL.scaled(10))
+    for _ in range(3):
+        machine.prefill(20)
+    assert machine.control.model == MODEL
+
+
+def test_decodes_pollute_no_fit() -> None:
+    control = controller(MODEL)
+    for step in range(100):
+        control.entered([Part("a", 50, 50 * step, 5000)], [(1, 100)] * 30, float(step))
+        control.exited(step + 0.9)
+    assert control.model == MODEL
+    assert not control.as_dict()["prompts"][-1]["alone"]
+
+
+def test_aborted_prompts_are_forgotten() -> None:
+    control = controller(MODEL)
+    for request in range(2000):
+        control.entered([Part(str(request), 16, 0, 5000)], [], float(request))
+        control.exited(request + 0.5)
+    assert control.as_dict()["prompts"] == []
+
+
+def test_step_times_match_the_clock() -> None:
+    clock = StageClock(2)
+    assert clock.step(0.0, 2.0) == 1.0
+    assert clock.step(0.0, 3.0) == 1.0

@@ -1,0 +1,183 @@
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from isochunk import plan
+from isochunk.core.errors import ModelError
+from isochunk.vllm import AsyncScheduler
+from isochunk.vllm.testing import BLOCK, Engine
+
+from .conftest import MODEL
+
+Make = Callable[..., Engine]
+ON = {"enabled": True}
+
+
+def chunks(engine: Engine, request_id: str) -> list[int]:
+    return [step[request_id] for step in engine.steps if request_id in step]
+
+
+def ids(seed: int, count: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 1000, count).tolist()
+
+
+def test_a_prompt_alone_follows_the_plan(make_engine: Make) -> None:
+    engine = make_engine(ON)
+    engine.add("a", ids(0, 7200))
+    engine.run()
+    assert chunks(engine, "a") == list(plan(MODEL, 7200, 2, max_chunk=2048, block=BLOCK).chunks)
+
+
+def test_the_fixed_policy_is_vllm_itself(make_engine: Make) -> None:
+    ours, theirs = make_engine({**ON, "policy": "fixed"}), make_engine(None)
+    for engine in (ours, theirs):
+        for request in range(5):
+            engine.add(str(request), ids(request, 1000 + 777 * request), output_tokens=3)
+        engine.run()
+    assert ours.steps == theirs.steps
+
+
+def test_a_fixed_size_is_kept_to(make_engine: Make) -> None:
+    engine = make_engine(ON)
+    engine.scheduler.isochunk.use_policy("fixed", 500)
+    engine.add("a", ids(0, 2100))
+    engine.run()
+    assert chunks(engine, "a") == [500, 500, 500, 500, 100]
+
+
+def test_no_smoothing_is_vllm_itself(make_engine: Make) -> None:
+    engine = make_engine({**ON, "smooth_factor": 0.0})
+    engine.add("a", ids(0, 5000))
+    engine.run()
+    assert chunks(engine, "a") == [2048, 2048, 904]
+
+
+def test_a_prefix_hit_is_history_and_its_first_chunk_is_planned(make_engine: Make) -> None:
+    engine = make_engine(ON)
+    shared = ids(0, 3200)
+    engine.add("a", shared)
+    engine.run()
+    engine.add("b", [*shared, *ids(1, 4000)])
+    engine.run()
+    expected = plan(MODEL, 7200, 2, cached=3200, max_chunk=2048, block=BLOCK).chunks
+    assert chunks(engine, "b") == list(expected)
+
+
+def test_looking_up_a_hit_changes_no_statistics(make_engine: Make) -> None:
+    counts = []
+    for section in (ON, None):
+        engine = make_engine(section)
+        shared = ids(0, 3200)
+        for name in "abc":
+            engine.add(name, [*shared, *ids(ord(name), 900)])
+            engine.run()
+        stats = engine.scheduler.make_stats().prefix_cache_stats
+        counts.append((stats.requests, stats.queries, stats.hits))
+    assert counts[0] == counts[1]
+
+
+def test_decodes_are_served_beside_a_long_prompt(make_engine: Make) -> None:
+    engine = make_engine(ON)
+    engine.add("short", ids(0, 50), output_tokens=20)
+    for _ in range(4):
+        engine.step_fn()
+    engine.add("long", ids(1, 30_000))
+    engine.run()
+    first = next(at for at, step in enumerate(engine.steps) if "long" in step)
+    beside = [step for step in engine.steps[first:] if "short" in step]
+    assert len(beside) >= 15
+    assert all(step["short"] == 1 for step in beside)
+    # vLLM can give a decode its next turn only when its last one is out of the pipeline.
+    turns = [at for at, step in enumerate(engine.steps) if "short" in step]
+    assert max(b - a for a, b in pairwise(turns)) <= 2
+
+
+def test_every_token_is_scheduled_once_under_load(make_engine: Make) -> None:
+    engine = make_engine(ON)
+    lengths = np.random.default_rng(3).integers(1, 9000, 64)
+    for request, length in enumerate(lengths):
+        engine.add(str(request), ids(request, int(length)))
+    engine.run()
+    assert [sum(chunks(engine, str(r))) for r in range(64)] == lengths.tolist()
+    assert max(sum(step.values()) for step in engine.steps) <= 2048
+
+
+def test_preempted_and_aborted_requests_end(make_engine: Make) -> None:
+    engine = make_engine(ON, blocks=700)
+    for request in range(6):
+        engine.add(str(request), ids(request, 3000), output_tokens=400)
+    for turn in range(60):
+        engine.step_fn()
+        if turn == 30:
+            engine.scheduler.finish_requests("1", _aborted())
+    engine.run()
+    assert not engine.scheduler.requests
+    assert engine.scheduler.isochunk.controller.counters.fallbacks == 0
+
+
+def test_a_planner_that_fails_leaves_the_step_to_vllm_and_is_counted(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, plain = make_engine(ON), make_engine(None)
+
+    def broken(*_: object, **__: object) -> int:
+        raise ModelError("broken on purpose")
+
+    monkeypatch.setattr(engine.scheduler.isochunk.controller.planner, "tokens", broken)
+    for each in (engine, plain):
+        each.add("a", ids(0, 5000))
+        each.run()
+    assert engine.steps == plain.steps
+    assert engine.scheduler.isochunk.controller.counters.fallbacks >= 3
+
+
+def test_a_fault_in_recording_stops_nothing(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(ON)
+
+    def broken(*_: object, **__: object) -> None:
+        raise IndexError("broken on purpose")
+
+    monkeypatch.setattr(engine.scheduler.isochunk.controller, "entered", broken)
+    engine.add("a", ids(0, 5000))
+    engine.run()
+    assert sum(chunks(engine, "a")) == 5000
+
+
+def test_priority_order_is_vllms(make_engine: Make) -> None:
+    engine = make_engine(ON, scheduling_policy="priority")
+    engine.add("later", ids(0, 4000), priority=5)
+    engine.add("sooner", ids(1, 4000), priority=1)
+    engine.run()
+    order = [request for step in engine.steps for request in step]
+    assert order.index("later") > len(order) - 1 - order[::-1].index("sooner") - 1
+
+
+def test_the_asynchronous_scheduler_is_narrowed_too(make_engine: Make) -> None:
+    engine = make_engine(ON, scheduler_cls="isochunk.vllm.AsyncScheduler")
+    assert isinstance(engine.scheduler, AsyncScheduler)
+    engine.add("a", ids(0, 7200))
+    engine.run()
+    assert chunks(engine, "a") == list(plan(MODEL, 7200, 2, max_chunk=2048, block=BLOCK).chunks)
+
+
+def test_what_happened_to_a_prompt_is_told(make_engine: Make) -> None:
+    engine = make_engine(ON)
+    engine.add("a", ids(0, 7200))
+    engine.run()
+    told = engine.scheduler.isochunk.as_dict()
+    prompt = told["prompts"][-1]
+    assert prompt["request_id"] == "a"
+    assert prompt["tokens"] == 7200
+    assert prompt["alone"]
+    assert prompt["chunks"] == chunks(engine, "a")
+    assert prompt["predicted_ttft_s"] == pytest.approx(plan(MODEL, 7200, 2, max_chunk=2048, block=BLOCK).ttft_s)
+    assert len(prompt["measured_s"]) == len(prompt["entered_s"]) == len(prompt["chunks"])
+    assert told["counters"]["planned"] == 1
+
+
+def _aborted() -> object:
+    from vllm.v1.request import RequestStatus
+
+    return RequestStatus.FINISHED_ABORTED

@@ -1,0 +1,50 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isochunk.core.errors import ConfigError
+from isochunk.vllm.testing import engine_config
+
+ON = {"enabled": True}
+
+
+def test_the_flag_selects_the_scheduler(tmp_path: Path) -> None:
+    assert engine_config(tmp_path, ON).scheduler_config.scheduler_cls == "isochunk.vllm.Scheduler"
+
+
+@pytest.mark.parametrize("section", [None, {"enabled": False}])
+def test_without_the_flag_vllm_is_left_alone(tmp_path: Path, section: dict[str, Any] | None) -> None:
+    assert engine_config(tmp_path, section, pipeline_parallel_size=1).scheduler_config.scheduler_cls is None
+
+
+def test_naming_the_class_enables_it(tmp_path: Path) -> None:
+    named = "isochunk.vllm.Scheduler"
+    assert engine_config(tmp_path, scheduler_cls=named).scheduler_config.scheduler_cls == named
+    with pytest.raises(ConfigError, match="pipeline-parallel-size 1"):
+        engine_config(tmp_path, scheduler_cls=named, pipeline_parallel_size=1)
+
+
+@pytest.mark.parametrize(
+    ("section", "options", "message"),
+    [
+        (ON, {"pipeline_parallel_size": 1}, "--pipeline-parallel-size 1"),
+        (ON, {"enable_chunked_prefill": False, "max_num_batched_tokens": 65536}, "chunked prefill is off"),
+        (ON, {"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"}, "exclude each other"),
+        ({**ON, "min_chunk": 2048}, {}, "min_chunk = 2048 must be below max_num_batched_tokens = 2048"),
+        ({**ON, "polcy": "fixed"}, {}, "did you mean 'policy'"),
+    ],
+)
+def test_deployments_that_cannot_work_are_refused(
+    tmp_path: Path, section: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        engine_config(tmp_path, section, **options)
+
+
+@pytest.mark.parametrize("place", ["scheduler_config", "top"])
+def test_balance_scheduling_is_refused(tmp_path: Path, place: str) -> None:
+    config: dict[str, Any] = {"scheduler_config": {"profiling_chunk_config": ON}}
+    (config if place == "top" else config[place])["enable_balance_scheduling"] = True
+    with pytest.raises(ConfigError, match="enable_balance_scheduling"):
+        engine_config(tmp_path, additional_config=config)
