@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isochunk.bench.arms import Arm, policy_arms, sweep_arms
-from isochunk.bench.compare import Comparison, Sample
+from isochunk.bench.results import Comparison, Sample
 from isochunk.bench.summary import as_dict, paired_ratio, reference_arm, summarise, verdict
 
 ARMS = tuple(policy_arms(["fixed", "first_chunk", "optimal"], 8192))

@@ -12,7 +12,8 @@ from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from isochunk.core.errors import ConfigError, ServerError
+from isochunk.bench import trouble
+from isochunk.core.errors import ServerError
 
 if TYPE_CHECKING:
     import httpx
@@ -22,8 +23,6 @@ __all__ = ["Answer", "Server", "Status"]
 Status = dict[str, Any]
 
 _CONNECT_SECONDS = 10.0
-_STATUS_PATH = "/isochunk/status"
-_POLICY_PATH = "/isochunk/policy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +67,7 @@ class Server:
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout: float = 900.0) -> None:
-        httpx = _httpx()
+        httpx = trouble.need_httpx()
         self.url = url.rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
@@ -81,7 +80,7 @@ class Server:
                 trust_env=False,
             )
         except httpx.InvalidURL as error:
-            raise ServerError(f"--url {url!r} is not a URL ({error}); give one like http://localhost:8000") from error
+            raise trouble.no_url(url, error) from error
         self._model: dict[str, Any] | None = None
 
     async def __aenter__(self) -> Self:
@@ -95,11 +94,11 @@ class Server:
 
     async def status(self) -> Status:
         """What isochunk says about itself on this server."""
-        return await self._json("GET", _STATUS_PATH)
+        return await self._json("GET", "/isochunk/status")
 
     async def use(self, policy: str, chunk: int | None = None) -> None:
         """Switch the policy at run time; ``chunk`` None means the server's ``max_num_batched_tokens``."""
-        await self._json("POST", _POLICY_PATH, {"policy": policy, "chunk": chunk})
+        await self._json("POST", "/isochunk/policy", {"policy": policy, "chunk": chunk})
 
     async def model(self) -> str:
         """Name of the model the server serves."""
@@ -169,13 +168,13 @@ class Server:
         return self._model
 
     async def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        httpx = _httpx()
+        httpx = trouble.need_httpx()
         try:
             response = await self._http.request(method, path, json=body)
         except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
+            raise trouble.unreachable(self.url, error) from error
         if response.is_error:
-            raise self._refusal(path, response)
+            raise trouble.refusal(self.url, path, response)
         try:
             return dict(response.json())
         except ValueError as error:
@@ -185,15 +184,15 @@ class Server:
     async def _stream(
         self, path: str, content: bytes, headers: dict[str, str]
     ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        httpx = _httpx()
+        httpx = trouble.need_httpx()
         try:
             async with self._http.stream("POST", path, content=content, headers=headers) as response:
                 if response.is_error:
                     await response.aread()
-                    raise self._refusal(path, response)
+                    raise trouble.refusal(self.url, path, response)
                 yield self._events(response)
         except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
+            raise trouble.unreachable(self.url, error) from error
 
     async def _events(self, response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
         async for line in response.aiter_lines():
@@ -202,46 +201,5 @@ class Server:
                 continue
             event = json.loads(data)
             if "error" in event:
-                raise ServerError(f"{self.url} failed in the middle of an answer: {_message(event)}")
+                raise ServerError(f"{self.url} failed in the middle of an answer: {trouble.message(event)}")
             yield event
-
-    def _unreachable(self, error: Exception) -> ServerError:
-        httpx = _httpx()
-        if isinstance(error, httpx.UnsupportedProtocol):
-            return ServerError(f"--url {self.url!r} is not a URL ({error}); give one like http://localhost:8000")
-        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-            return ServerError(
-                f"can't connect to {self.url} ({error}); is the server running, and is this its address?"
-            )
-        if isinstance(error, httpx.TimeoutException):
-            return ServerError(f"{self.url} said nothing until the time limit; look at the server's log")
-        return ServerError(f"lost the connection to {self.url} ({error or type(error).__name__}); did the server stop?")
-
-    def _refusal(self, path: str, response: httpx.Response) -> ServerError:
-        code = response.status_code
-        if code in (401, 403):
-            return ServerError(f"{self.url} refused the API key ({code}); pass the server's own with --api-key")
-        if code == 404 and path in (_STATUS_PATH, _POLICY_PATH):
-            return ServerError(
-                f"{self.url} runs no isochunk (404 for {path}); start the server with isochunk enabled and "
-                "VLLM_PLUGINS=isochunk in its environment, or with `isochunk serve`"
-            )
-        try:
-            message = _message(response.json())
-        except ValueError:
-            message = response.text[:200]
-        return ServerError(f"{self.url}{path} answered {code}: {message}")
-
-
-def _message(body: Any) -> str:
-    """The human part of an error body in vLLM's, OpenAI's, isochunk's or FastAPI's form."""
-    error = body.get("error", body.get("detail", body)) if isinstance(body, dict) else body
-    return str(error.get("message", error) if isinstance(error, dict) else error)
-
-
-def _httpx() -> Any:
-    try:
-        import httpx
-    except ImportError as error:
-        raise ConfigError("this command needs httpx: pip install 'isochunk[bench]'") from error
-    return httpx

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from isochunk.bench.arms import Arm
-from isochunk.bench.compare import Comparison, Sample
+from isochunk.bench.results import Comparison, Sample
 
 __all__ = ["Interval", "Summary", "as_dict", "paired_ratio", "reference_arm", "summarise", "verdict"]
 
