@@ -13,6 +13,7 @@ import numpy.typing as npt
 from isochunk.core.cost import CostModel
 from isochunk.core.errors import PlanError
 from isochunk.core.flowshop import makespan
+from isochunk.core.taper import tapered_ends
 
 __all__ = ["POLICIES", "Plan", "Policy", "evaluate", "law_target", "plan", "static_ttft"]
 
@@ -214,6 +215,10 @@ def _optimal_cuts(
     for n in counts:
         target = _equal_target(model, start, end, n, limit)
         cuts.append((_equal_cut(model, start, end, n, target, limit, block), target))
+    if models.count(model) < stages:
+        around = {max(round(ideal * factor), fewest, 1) for factor in (0.8, 1.0, 1.25, 1.6)}
+        ends = tapered_ends(models, model, start, end, sorted(around))
+        cuts.append((_rounded_cut(ends, start, end, limit, block), cuts[0][1]))
     size = _best_static(model, start, end, limit, block, stages, ideal)
     cuts.append((_static_cut(start, end, size), model.seconds(size)))
     return cuts
@@ -239,6 +244,20 @@ def _equal_target(model: CostModel, start: int, end: int, n: int, limit: int) ->
     if uncovered(high) >= 0:
         return high
     return float(brentq(uncovered, low, high, xtol=low * 1e-6, rtol=1e-6))
+
+
+def _rounded_cut(ends: Floats, start: int, end: int, limit: int, block: int) -> list[int]:
+    """Chunks that end at the block boundaries next to ``ends``."""
+    chunks = []
+    at = start
+    for ideal in ends[:-1].tolist():
+        size = align(at, ideal - at, limit, block)
+        if size >= end - at:
+            break
+        if ideal > at:
+            chunks.append(size)
+            at += size
+    return chunks + _static_cut(at, end, limit)
 
 
 def _equal_cut(model: CostModel, start: int, end: int, n: int, target: float, limit: int, block: int) -> list[int]:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from isochunk.core.cost import CostModel
 from isochunk.core.errors import PlanError
-from isochunk.core.planner import POLICIES, Plan, Policy, align, law_target, plan
+from isochunk.core.load import Load, Stream
+from isochunk.core.planner import POLICIES, Plan, Policy, align, plan
 
 __all__ = ["Prefill", "StepPlanner"]
 
 _REMEMBERED_CUTS = 64
-_ROUNDING = 0.05  # a part of a step this small is spread over the others instead of costing its own step
+_PART = 0.25  # a step with less than this share of its target to spare does not start on the next prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class StepPlanner:
         self.policy: Policy = "optimal"
         self.fixed_chunk = max_chunk
         self._cuts: OrderedDict[str, tuple[Plan, dict[int, int]]] = OrderedDict()
+        self._stream = Stream()
 
     def use(self, policy: Policy, chunk: int | None = None) -> None:
         """Switch the policy; ``chunk`` is the fixed size, and the first chunk of ``first_chunk``."""
@@ -79,6 +81,7 @@ class StepPlanner:
         more: int = 0,
         other_seconds: float = 0.0,
         in_flight_seconds: float = 0.0,
+        in_flight: Sequence[float] = (),
     ) -> int:
         """Prefill tokens of the next step.
 
@@ -87,34 +90,40 @@ class StepPlanner:
             queue: prompts in the order in which they are served; not empty.
             more: prompts behind those.
             other_seconds: what decodes in the same step add to it.
-            in_flight_seconds: seconds of the longest step now in the pipeline, 0 when it is empty. A step
-                that long has been paid for already, so a shorter one would only add overhead.
+            in_flight_seconds: seconds of the longest step now in the pipeline, 0 when it is empty.
+            in_flight: seconds of each step now in the pipeline, when the caller knows them all.
         """
-        if self.policy == "fixed":
+        if self.policy == "fixed" or (self.policy == "optimal" and self.stages == 1):
             return self.fixed_chunk
         if self.policy == "first_chunk":
             target = model.seconds(self.fixed_chunk)
-        elif len(queue) == 1 and not more and not other_seconds:
-            return self._blend(self._alone(model, queue[0], in_flight_seconds))
-        else:
-            target = self._shared_target(model, queue, more, other_seconds, in_flight_seconds)
-        return self._blend(self._fill(model, queue, target - model.c0 - other_seconds))
+            return self._blend(self._fill(model, queue, target - model.c0 - other_seconds))
+        in_flight = in_flight or ((in_flight_seconds,) if in_flight_seconds else ())
+        if not in_flight:
+            self._stream.restart()
+        tokens = 0
+        if len(queue) == 1 and not more and not other_seconds:
+            tokens = self._alone(model, queue[0], bool(in_flight))
+        return self._blend(tokens or self._shared(model, queue, more, other_seconds, len(in_flight)))
 
     def _blend(self, tokens: int) -> int:
         blended = self.max_chunk + self.smooth * (tokens - self.max_chunk)
         return max(min(int(blended), self.max_chunk), 1)
 
-    def _alone(self, model: CostModel, prompt: Prefill, in_flight_seconds: float) -> int:
-        """Follow the prompt's own cut; make one when there is none or the prompt has left it."""
+    def _alone(self, model: CostModel, prompt: Prefill, behind_others: bool) -> int:
+        """Follow the prompt's own cut; 0 when it has none and others are in the pipeline before it."""
         known = self._cuts.get(prompt.key)
-        if known is not None and prompt.history in known[1]:
-            return known[1][prompt.history]
+        if known is None or prompt.history not in known[1]:
+            if behind_others:
+                return 0
+            known = self._cut(model, prompt)
+        chunk = known[1][prompt.history]
+        self._stream.came(model.marginal(prompt.remaining, prompt.history))
+        self._take(model, prompt, chunk)
+        return chunk
+
+    def _cut(self, model: CostModel, prompt: Prefill) -> tuple[Plan, dict[int, int]]:
         end = prompt.history + prompt.remaining
-        work = model.work(prompt.history, end)
-        step_cost = model.step_cost(prompt.history, end)
-        if in_flight_seconds > law_target(model, work, self.stages, step_cost):
-            target = self._cover(model, [prompt], in_flight_seconds)
-            return self._fill(model, [prompt], target - model.c0)
         cut = plan(model, end, self.stages, cached=prompt.history, max_chunk=self.max_chunk, block=self.block)
         chunks: dict[int, int] = {}
         at = prompt.history
@@ -124,48 +133,84 @@ class StepPlanner:
         self._cuts[prompt.key] = (cut, chunks)
         if len(self._cuts) > _REMEMBERED_CUTS:
             self._cuts.popitem(last=False)
-        return chunks[prompt.history]
+        return cut, chunks
 
-    def _shared_target(
-        self,
-        model: CostModel,
-        queue: Sequence[Prefill],
-        more: int,
-        other_seconds: float,
-        in_flight_seconds: float,
-    ) -> float:
-        """The law's target for a queue, then shortened so that whole steps cover all the queued work."""
-        queued = 0.0
-        queued_sum = 0.0
-        for prompt in queue:
-            queued += model.work(prompt.history, prompt.history + prompt.remaining)
+    def _shared(
+        self, model: CostModel, queue: Sequence[Prefill], more: int, other_seconds: float, in_flight: int
+    ) -> int:
+        """Whole prompts, or an even part of the first, in the step that costs the queue least."""
+        works = [model.marginal(prompt.remaining, prompt.history) for prompt in queue]
+        whole = self._whole(model, queue[0])
+        load = self._load(works, more, whole, in_flight)
+        total = self._first_part(model, queue[0], load, whole, other_seconds)
+        if total < queue[0].remaining:
+            self._take(model, queue[0], total)
+            return total
+        work = works[0]
+        for prompt, its_work in zip(queue[1:], works[1:], strict=True):
+            if total + prompt.remaining > self.max_chunk:
+                break
+            if not self._together(model, load, work, prompt, its_work, other_seconds):
+                break
+            total += prompt.remaining
+            work += its_work
+        self._stream.take(work, work - works[0] + whole)
+        return total
+
+    def _together(
+        self, model: CostModel, load: Load, work: float, prompt: Prefill, its_work: float, other_seconds: float
+    ) -> bool:
+        """Whether steps that hold the next prompt too are better than steps without it and steps of its own."""
+        overhead = model.c0 + other_seconds
+        joint = load.cost(work + its_work, overhead)
+        if joint > load.cost(work, overhead):
+            return False
+        step_cost = model.step_cost(prompt.history, prompt.history + prompt.remaining) + other_seconds
+        return joint <= load.cost(its_work / load.pieces(its_work, step_cost), overhead)
+
+    def _whole(self, model: CostModel, prompt: Prefill) -> float:
+        """Work of the first prompt of the queue, from its first step on."""
+        start = self._stream.start_of(prompt.key, prompt.history)
+        return model.marginal(prompt.history + prompt.remaining - start, start)
+
+    def _take(self, model: CostModel, prompt: Prefill, chunk: int) -> None:
+        whole = self._whole(model, prompt)
+        ended = whole if chunk == prompt.remaining else 0.0
+        self._stream.take(model.work(prompt.history, prompt.history + chunk), ended)
+
+    def _load(self, works: Sequence[float], more: int, whole: float, in_flight: int) -> Load:
+        queued = queued_sum = 0.0
+        for work in works:
+            queued += work
             queued_sum += queued
-        typical = queued / len(queue)
+        typical = queued / len(works)
         queued_sum += more * queued + typical * more * (more + 1) / 2
-        step_cost = self._step_cost(model, queue) + other_seconds
-        target = law_target(model, queued_sum / (len(queue) + more), self.stages, step_cost)
-        target = max(target, in_flight_seconds)
-        return target if more else self._cover(model, queue, target, other_seconds)
+        queued += more * typical
+        # The first prompt counts in whole, so that its steps are alike however far it has come.
+        done = whole - works[0]
+        queued += done
+        return Load(
+            stages=self.stages,
+            abar=queued_sum / (len(works) + more) + done,
+            own=typical + done / len(works),
+            system=queued + self._stream.in_flight(in_flight),
+            rounds=self._stream.came(queued - done) / queued,
+        )
 
-    def _cover(self, model: CostModel, queue: Sequence[Prefill], target: float, other_seconds: float = 0.0) -> float:
-        """The longest target, not above ``target``, for which equal steps cover the queue with no small last one."""
-        work = sum(model.work(p.history, p.history + p.remaining) for p in queue)
-        step_cost = self._step_cost(model, queue) + other_seconds
-        if target <= step_cost:
-            return target
-        steps = max(math.ceil(work / (target - step_cost) - _ROUNDING), 1)
-        return step_cost + work / steps
-
-    def _step_cost(self, model: CostModel, queue: Sequence[Prefill]) -> float:
-        if model.c3 == 0:
-            return model.c0
-        work = weighted = 0.0
-        for prompt in queue:
-            end = prompt.history + prompt.remaining
-            part = model.work(prompt.history, end)
-            work += part
-            weighted += part * model.step_cost(prompt.history, end)
-        return weighted / work
+    def _first_part(
+        self, model: CostModel, prompt: Prefill, load: Load, whole: float, other_seconds: float
+    ) -> int:
+        """The whole prompt or the first of equally long parts of it."""
+        at, end = prompt.history, prompt.history + prompt.remaining
+        step_cost = model.step_cost(at, end)
+        work = model.work(at, end)
+        part = whole / load.pieces(whole, step_cost + other_seconds)
+        pieces = max(round(work / part), math.ceil(prompt.remaining / self.max_chunk), 1)
+        if pieces == 1:
+            return prompt.remaining
+        size = model.marginal_chunk(work / pieces + step_cost - model.c0, at)
+        size = align(at, max(size, float(self.min_chunk)), self.max_chunk, self.block)
+        return min(size, prompt.remaining)
 
     def _fill(self, model: CostModel, queue: Sequence[Prefill], seconds: float) -> int:
         """Tokens that take ``seconds`` when handed to the queue in order."""

@@ -1,0 +1,113 @@
+"""The law under load: how long a step should be when prompts share the pipeline."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
+
+__all__ = ["Load", "Stream"]
+
+_DEEPEST = 64  # steps in flight that are remembered; pipelines are shallower
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What waits, what is in the pipeline and what is expected to come; all in seconds of work on a stage.
+
+    A step of ``x`` seconds of work and ``overhead`` seconds of fixed cost costs the prompts of the queue
+
+        D(x) = abar*v + max(x - own, 0)/2*v + (P-1)*T,    v = 1 + overhead/x,   T = x + overhead
+
+    on average: the work ahead of them, stretched by the overhead; the wait for the others in the same step, when
+    it holds several; and the way through the pipeline. While the stream goes on, each further round of the
+    prompts in the system costs
+
+        R(x) = max(system*v, max(own, x)*v + (P-1)*T)
+
+    whichever is later: the whole round's work on a stage, or one prompt's way through all stages, when there is
+    too little work to fill them. The steps that make ``D + rounds*R`` least are the law's.
+
+    Attributes:
+        stages: pipeline stages P, at least 2.
+        abar: mean over the queued prompts of the work queued up to and including each.
+        own: work of one prompt.
+        system: work of all prompts without a first token, what is done of it too.
+        rounds: prompts that are expected before the pipeline runs empty, for each one in the queue.
+    """
+
+    stages: int
+    abar: float
+    own: float
+    system: float
+    rounds: float
+
+    def cost(self, work: float, overhead: float) -> float:
+        """``D + rounds*R`` for steps of ``work`` seconds."""
+        stretch = 1 + overhead / work
+        way = (self.stages - 1) * (work + overhead)
+        together = max(work, self.own)
+        cost = (self.abar + (together - self.own) / 2) * stretch + way
+        if self.rounds:
+            cost += self.rounds * max(self.system * stretch, together * stretch + way)
+        return cost
+
+    def part(self, overhead: float) -> float:
+        """The seconds of work in a part of a prompt that cost least.
+
+        Both sides of R are convex and so is the sum: the least cost is where one side's is, or at the kink
+        between them. Without further rounds this is ``sqrt(overhead*abar/(P-1))``.
+        """
+        gaps = self.stages - 1
+        full = math.sqrt(overhead * (self.abar + self.rounds * self.system) / gaps)
+        sparse = math.sqrt(overhead * (self.abar + self.rounds * self.own) / (gaps * (1 + self.rounds)))
+        kink = (self.system - self.own) / gaps
+        return min(max(kink, sparse), full)
+
+    def pieces(self, work: float, overhead: float) -> int:
+        """Into how many steps to cut ``work`` seconds of one prompt."""
+        ideal = work / self.part(overhead)
+        low = max(math.floor(ideal), 1)
+        if ideal <= low:
+            return low
+        return low if self.cost(work / low, overhead) <= self.cost(work / (low + 1), overhead) else low + 1
+
+
+class Stream:
+    """What the planner remembers of the steps it has made since the pipeline was last empty.
+
+    As much work as has come in that time is expected to come again: a stream that has lasted is likely to
+    last as long once more, and a burst after a pause is likely to be all there is.
+    """
+
+    def __init__(self) -> None:
+        self._ended: deque[float] = deque(maxlen=_DEEPEST)
+        self.restart()
+
+    def restart(self) -> None:
+        """The pipeline is empty."""
+        self._first: float | None = None
+        self._taken = 0.0
+        self._head = ("", 0)
+
+    def came(self, queued: float) -> float:
+        """Seconds of work that came after the pipeline filled, now that ``queued`` seconds wait."""
+        if self._first is None:
+            self._first = queued
+        return max(self._taken + queued - self._first, 0.0)
+
+    def start_of(self, key: str, history: int) -> int:
+        """Tokens that the first prompt of the queue had in the KV cache before its first step."""
+        if self._head[0] != key:
+            self._head = (key, history)
+        return self._head[1]
+
+    def in_flight(self, steps: int) -> float:
+        """Work of the prompts that end in the last ``steps`` steps."""
+        return sum(islice(reversed(self._ended), steps))
+
+    def take(self, work: float, ended: float) -> None:
+        """A step takes ``work`` seconds from the queue, and prompts of ``ended`` seconds in all end in it."""
+        self._taken += work
+        self._ended.append(ended)

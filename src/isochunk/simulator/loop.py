@@ -1,0 +1,77 @@
+"""The event loop: arrivals, the router and the instances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+
+from isochunk.simulator.deployment import Deployment
+from isochunk.simulator.instance import Event, Instance, Prompt
+from isochunk.simulator.policies import ChunkPolicy, make_policy
+from isochunk.simulator.result import Finished, Result
+from isochunk.simulator.workload import Request, Workload
+
+__all__ = ["simulate"]
+
+
+def simulate(
+    deployment: Deployment,
+    workload: Workload,
+    policy: str | Callable[[], ChunkPolicy] = "optimal",
+    *,
+    chunk: int | None = None,
+    record: bool = False,
+) -> Result:
+    """Run a workload to its end.
+
+    Args:
+        policy: a name from `policies.POLICIES`, or what makes a policy for each instance.
+        chunk: the fixed size, or the first chunk of the published rules; the token budget when None.
+        record: keep every step with its times on the stages, for pictures and trace files.
+    """
+    make = policy if callable(policy) else lambda: make_policy(policy, deployment, chunk=chunk)
+    return _Run(deployment, workload, make, record).result()
+
+
+class _Run:
+    def __init__(
+        self, deployment: Deployment, workload: Workload, make: Callable[[], ChunkPolicy], record: bool
+    ) -> None:
+        self._deployment, self._workload = deployment, workload
+        self._finished: list[Finished] = []
+        self._instances = [
+            Instance(deployment, make(), self._finish, record=record) for _ in range(deployment.instances)
+        ]
+        self._turn = count()
+
+    def result(self) -> Result:
+        order = count()  # equal times keep their order, and handlers are never compared
+        heap: list[tuple[float, int, Event]] = []
+        events = self._arrivals(self._workload.start())
+        while True:
+            for event in events:
+                heappush(heap, (event[0], next(order), event))
+            if not heap:
+                return Result(self._deployment, self._instances, self._finished)
+            now, _, (_, handler, subject) = heappop(heap)
+            events = handler(now, subject)
+
+    def _arrivals(self, arrivals: list[tuple[float, Request]]) -> list[Event]:
+        return [(time, self._arrive, request) for time, request in arrivals]
+
+    def _arrive(self, now: float, request: Request) -> list[Event]:
+        return self._choose(request).arrive(now, request) + self._arrivals(self._workload.after_arrival())
+
+    def _choose(self, request: Request) -> Instance:
+        instances = self._instances
+        if len(instances) == 1:
+            return instances[0]
+        if self._deployment.router == "round_robin":
+            return instances[next(self._turn) % len(instances)]
+        model = self._deployment.models[0]
+        return min(instances, key=lambda i: i.queued_seconds + model.work(i.hit(request), request.tokens))
+
+    def _finish(self, now: float, prompt: Prompt) -> list[Event]:
+        self._finished.append(Finished(prompt.request.key, prompt.request.tokens, prompt.arrived, now))
+        return self._arrivals(self._workload.after_finish(now))

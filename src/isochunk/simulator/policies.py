@@ -1,0 +1,114 @@
+"""What decides the chunks of a step: the planner that serves, or a published rule on equal terms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol
+
+from isochunk.core.cost import CostModel
+from isochunk.core.errors import PlanError
+from isochunk.core.planner import POLICIES as PLANNER_POLICIES
+from isochunk.core.steps import StepPlanner
+
+if TYPE_CHECKING:
+    from isochunk.simulator.deployment import Deployment
+    from isochunk.simulator.instance import Part, Prompts, Step, Steps
+
+__all__ = ["POLICIES", "ChunkPolicy", "PlannerPolicy", "make_policy"]
+
+POLICIES = (*PLANNER_POLICIES, "ascend", "ascend_online")
+
+_WINDOW = 32  # prompts the planner is shown one by one; it is told how many more there are
+
+
+class ChunkPolicy(Protocol):
+    """Cuts one step from the prompts that wait, first come first served."""
+
+    def cut(self, prompts: Prompts, in_flight: Steps) -> list[Part]:
+        """The parts (prompt, chunk) of the next step; at least one."""
+
+    def observe(self, step: Step) -> None:
+        """A step has left the pipeline."""
+
+
+class PlannerPolicy:
+    """The same `StepPlanner` that vLLM's scheduler asks, and vLLM's own way to spend its budget."""
+
+    def __init__(self, planner: StepPlanner, model: CostModel) -> None:
+        self.planner = planner
+        self._model = model
+
+    def cut(self, prompts: Prompts, in_flight: Steps) -> list[Part]:
+        """Ask for a token budget, then fill it in order."""
+        shown = [prompt.prefill for prompt in islice(prompts, _WINDOW)]
+        budget = self.planner.tokens(
+            self._model,
+            shown,
+            more=len(prompts) - len(shown),
+            in_flight=[step.seconds for step in in_flight],
+        )
+        return fill(prompts, budget)
+
+    def observe(self, step: Step) -> None:
+        """The planner learns nothing here: its model is the true one."""
+
+
+def fill(prompts: Prompts, budget: int) -> list[Part]:
+    """vLLM's order: each prompt takes what it still needs until the budget is spent."""
+    parts = []
+    for prompt in prompts:
+        chunk = min(prompt.remaining, budget)
+        parts.append((prompt, chunk))
+        budget -= chunk
+        if budget <= 0:
+            break
+    return parts
+
+
+def make_policy(
+    name: str,
+    deployment: Deployment,
+    *,
+    chunk: int | None = None,
+    smooth: float = 1.0,
+    min_chunk: int | None = None,
+    online_rows: Sequence[int] = (5, 30),
+) -> ChunkPolicy:
+    """A fresh policy for one instance.
+
+    Args:
+        name: one of `POLICIES`.
+        chunk: the fixed size, or the first chunk of the published rules; the token budget when None.
+        smooth: trust in the plan, from 0 to 1.
+        min_chunk: floor of a chunk; one block for the planner, 4096 for the published Ascend rules.
+        online_rows: timed batches before the Ascend rule's own fit is used, and after which it is frozen.
+    """
+    size = deployment.max_tokens if chunk is None else chunk
+    if not 1 <= size <= deployment.max_tokens:
+        raise PlanError(f"chunk = {size} must be from 1 to max_num_batched_tokens = {deployment.max_tokens}")
+    model = deployment.slowest
+    if name in ("ascend", "ascend_online"):
+        from isochunk.simulator.ascend import AscendPolicy
+
+        return AscendPolicy(
+            model,
+            base=size,
+            budget=deployment.max_tokens,
+            smooth=smooth,
+            min_chunk=4096 if min_chunk is None else min_chunk,
+            block=deployment.block,
+            online_rows=online_rows if name == "ascend_online" else None,
+        )
+    planner = StepPlanner(
+        stages=deployment.stages,
+        max_chunk=deployment.max_tokens,
+        block=deployment.block,
+        min_chunk=min_chunk or 1,
+        smooth=smooth,
+    )
+    for known in PLANNER_POLICIES:
+        if name == known:
+            planner.use(known, size)
+            return PlannerPolicy(planner, model)
+    raise PlanError(f"policy = {name!r} must be one of {', '.join(POLICIES)}")
