@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import queue
@@ -33,30 +34,39 @@ class Process:
             text=True,
             env=environment,
         )
-        ports: queue.Queue[int] = queue.Queue()
-        self._reader = threading.Thread(target=self._read, args=(ports,))
+        self._ports: queue.Queue[int] = queue.Queue()
+        self._reader = threading.Thread(target=self._read)
         self._reader.start()
-        try:
-            self.port = ports.get(timeout=30)
-        except queue.Empty:
-            self.stop()
-            raise AssertionError("".join(self.log)) from None
-        self.name = f"127.0.0.1:{self.port}"
-        self.http = httpx.Client(base_url=f"http://{self.name}", timeout=30)
 
-    def _read(self, ports: queue.Queue[int]) -> None:
+    @functools.cached_property
+    def port(self) -> int:
+        """Waited for only when it is asked for, so that processes start at the same time."""
+        try:
+            return self._ports.get(timeout=30)
+        except queue.Empty:
+            raise AssertionError("".join(self.log)) from None
+
+    @property
+    def name(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @functools.cached_property
+    def http(self) -> httpx.Client:
+        return httpx.Client(base_url=f"http://{self.name}", timeout=30)
+
+    def _read(self) -> None:
         assert self.popen.stdout is not None
         for line in self.popen.stdout:
             self.log.append(line)
             if "listening on" in line:
-                ports.put(int(line.rsplit(" ", 1)[1]))
+                self._ports.put(int(line.rsplit(" ", 1)[1]))
 
     def kill(self) -> None:
         self.popen.kill()
         self.popen.wait(10)
 
     def stop(self) -> int:
-        if hasattr(self, "http"):
+        if "http" in self.__dict__:
             self.http.close()
         if self.popen.poll() is None:
             self.popen.kill()

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from proxy_processes import Node, Process, Proxy, Start, text, until
 
-SLOW = ("--coefficients", "0.4,1e-6,0,0")  # a prefill takes 0.4 s, long enough to act while it runs
+SLOW = ("--coefficients", "0.25,1e-6,0,0")  # a prefill takes 0.25 s, long enough to act while it runs
 
 
 @pytest.fixture(autouse=True)

@@ -35,7 +35,7 @@ def test_the_closed_form_is_close_to_the_plan(cost: CostModel, stages: int, toke
     price = model.price(tokens, cached)
     chosen = plan(cost, tokens, stages, cached=cached, max_chunk=16384, block=16)
     assert price.ttft_s == pytest.approx(chosen.ttft_s, rel=0.25)
-    assert price.busy_s == pytest.approx(sum(chosen.step_seconds), rel=0.25)
+    assert cost.work(cached, tokens) + cost.c0 <= price.busy_s <= price.ttft_s
 
 
 @given(COSTS, st.integers(1, 8), st.integers(2, 1_000_000))

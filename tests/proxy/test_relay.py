@@ -144,21 +144,24 @@ def test_an_unknown_path_and_a_wrong_method_get_error_objects(up: Deployment) ->
     assert up.proxy.http.get("/v1/completions").json()["error"]["code"] == 405
 
 
-def test_a_million_token_prompt_passes_and_holds_nobody_up(up: Deployment) -> None:
+def test_a_million_token_prompt_passes_and_holds_nobody_up(start: Start) -> None:
+    decode = start.node("decode")
+    proxy = start.proxy([start.node("prefill")], [decode])
     ids = [100_000 + i % 50_000 for i in range(1_000_000)]
     body = json.dumps({"model": "mock", "prompt": ids, "max_tokens": 2, "stream": True}).encode()
     with ThreadPoolExecutor(1) as pool:
-        long = pool.submit(up.proxy.http.post, "/v1/completions", content=body, timeout=60)
-        short = [up.proxy.complete(prompt=f"short {i}") for i in range(5)]
+        long = pool.submit(proxy.http.post, "/v1/completions", content=body, timeout=60)
+        short = [proxy.complete(prompt=f"short {i}") for i in range(5)]
         assert all(answer.status_code == 200 for answer in short)
         answer = long.result()
-    expected = up.decode[0].http.post("/v1/completions", content=body, timeout=60)
+    expected = decode.http.post("/v1/completions", content=body, timeout=60)
     assert text(answer) == text(expected)
 
 
-def test_a_50_mb_body_passes(up: Deployment) -> None:
+def test_a_50_mb_body_passes(start: Start) -> None:
+    proxy = start.proxy([start.node("prefill")], [start.node("decode")])
     body = {"model": "mock", "prompt": "word " * 10_000_000, "max_tokens": 1}
-    answer = up.proxy.http.post("/v1/completions", json=body, timeout=60)
+    answer = proxy.http.post("/v1/completions", json=body, timeout=60)
     assert answer.status_code == 200
 
 

@@ -333,6 +333,7 @@ def main(arguments: list[str] | None = None) -> None:
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.bind((given.host, given.port))
+    listening.listen(2048)
     node.address = (given.host, listening.getsockname()[1])
     print(f"mock {given.role} node: listening on {node.address[0]}, port {node.address[1]}", flush=True)
     uvicorn.Server(uvicorn.Config(node.app, log_level="error", access_log=False)).run(sockets=[listening])

@@ -44,9 +44,9 @@ class NodeModel:
     def price(self, tokens: int, cached: int = 0) -> Price:
         """Price of ``tokens`` of which ``cached`` are in the prefix cache.
 
-        n equal steps take ``W + n*c0e`` a stage and fill the P-1 others with one step each; n is the law's
-        ``sqrt((P-1)*W/c0e)`` within what the chunk limits allow. Within a few percent of
-        `isochunk.core.planner.plan`, which costs a thousand times as much.
+        n steps take their work, n step costs and the re-reading of what was before each, and fill the P-1
+        other stages with one step; n is the law's ``sqrt((P-1)*W/c0e)`` within what the chunk limits allow.
+        Close to `isochunk.core.planner.plan`, which costs a thousand times as much.
         """
         new = max(tokens - cached, 1)
         start = tokens - new
@@ -54,7 +54,8 @@ class NodeModel:
         step_cost = self.cost.step_cost(start, tokens)
         ideal = math.sqrt((self.stages - 1) * work / step_cost)
         steps = max(min(round(ideal), math.ceil(new / self.block)), math.ceil(new / self.max_chunk), 1)
-        busy = work + steps * step_cost
+        histories = steps * start + new * (steps - 1) / 2
+        busy = work + steps * self.cost.c0 + self.cost.c3 * histories
         return Price(busy, busy * (1 + (self.stages - 1) / steps))
 
 

@@ -17,6 +17,8 @@ Kind = Literal["ids", "text", "messages"]
 
 _OPEN = re.compile(rb"\[\s*+")
 _ONE_STRING = re.compile(rb'\[\s*+"(?:[^"\\]++|\\.)*+"\s*+\]', re.DOTALL)
+_CLOSE_TWO = re.compile(rb"\]\s*+\]$")
+_TAIL = 256  # bytes in which an array of one array has its two closing brackets
 _PIECES_A_TURN = 256
 
 
@@ -95,7 +97,10 @@ def _is_one(data: bytes, member: Member) -> bool:
     if first == b'"':
         only = _ONE_STRING.match(data, member.value, member.end)
         return only is not None and only.end() == member.end
-    return first != b"[" or data.find(b"[", opening.end() + 1, member.end) < 0
+    if first != b"[":
+        return True
+    inner_only = data.find(b"[", opening.end() + 1, member.end) < 0
+    return inner_only and _CLOSE_TWO.search(data, max(member.end - _TAIL, member.value), member.end) is not None
 
 
 async def _count_ids(data: bytes, member: Member) -> int | None:

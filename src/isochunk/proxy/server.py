@@ -56,6 +56,7 @@ def _bind(host: str, port: int) -> socket.socket:
         listening = socket.socket(family)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
+        listening.listen(2048)  # who connects before the server is up waits instead of being refused
     except OSError as error:
         raise ConfigError(f"can't listen on {host}, port {port}: {error}; choose another --host or --port") from error
     print(f"isochunk proxy: listening on {host}, port {listening.getsockname()[1]}", flush=True)
