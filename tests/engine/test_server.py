@@ -90,7 +90,7 @@ def test_the_engine_takes_the_chunks_that_the_plan_names(server: httpx.Client) -
     before = status(server)
     complete(server, prompt(LONGEST, 1))
     last = status(server)["prompts"][-1]
-    planned = plan(CostModel(**before["model"]), LONGEST, 2, max_chunk=LIMIT, block=before["block_size"])
+    planned = plan(CostModel(**before["model"]), LONGEST, 2, max_chunk=LIMIT, block=before["alignment"])
     assert tuple(last["chunks"]) == planned.chunks
     assert len(last["chunks"]) > 2
     assert last["predicted_ttft_s"] == pytest.approx(planned.ttft_s)

@@ -17,13 +17,15 @@ __all__ = ["Calibrator"]
 Floats = npt.NDArray[np.float64]
 
 _BETTER = 0.9  # a new model must have at most this much of the old one's error on held-out steps
+_LEAST_STEP = 0.5  # part of the reference model's c0
 _GOOD_ENOUGH = 0.03  # relative error below which the old model is left alone
 
 
 class Calibrator:
     """A bounded rolling window of measured prefill steps, and the refit over it.
 
-    The present model is the prior of the next one, so what the window does not determine stays as it is.
+    The present model is the prior of the next one, so what the window does not determine stays as it is. The
+    steps of planned prompts hardly determine c0, so no refit brings it below half of the reference model's.
 
     Args:
         model: the model to keep true, or None to learn a first one.
@@ -31,9 +33,14 @@ class Calibrator:
     """
 
     def __init__(self, model: CostModel | None, window: int = 30) -> None:
-        self.model = model
+        self.use(model)
         self._rows: deque[Floats] = deque(maxlen=window)
         self._seconds: deque[float] = deque(maxlen=window)
+
+    def use(self, model: CostModel | None) -> None:
+        """Start from this model, measured on small chunks too: the reference of later refits."""
+        self.model = model
+        self._least_step = 0.0 if model is None else _LEAST_STEP * model.c0
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -64,11 +71,12 @@ class Calibrator:
         if error < _GOOD_ENOUGH or (self.model is None and not rows[:, 3].any()):
             return None
         prior = None if self.model is None else self.model.scaled(self.drift())
+        floors = (self._least_step, 0.0)
         try:
-            candidate = fit_features(rows[~held], seconds[~held], prior=prior)
+            candidate = fit_features(rows[~held], seconds[~held], prior=prior, floors=floors)
             if relative_error(candidate.model, rows[held], seconds[held]) > _BETTER * error:
                 return None
-            better = fit_features(rows, seconds, prior=prior)
+            better = fit_features(rows, seconds, prior=prior, floors=floors)
         except (FitError, ModelError):
             return None
         if prior is None and better.undetermined:

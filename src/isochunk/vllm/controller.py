@@ -73,7 +73,10 @@ class Controller:
         self.model = model
         self.source = source
         self.planner.forget()
-        self._calibrator.model = model
+        if source in ("traffic", "guard"):
+            self._calibrator.model = model
+        else:
+            self._calibrator.use(model)
 
     def tokens(self, queue: Sequence[Prefill], more: int, decodes: Sequence[tuple[int, int]]) -> int | None:
         """Prefill tokens of the next step; None leaves the step to vLLM.
@@ -89,8 +92,8 @@ class Controller:
         if model is None or self._guard.resting:
             return None
         other = sum(model.marginal(new, history) for new, history in decodes)
-        in_flight = max((step.predicted_s for step in self._in_flight), default=0.0)
-        return self.planner.tokens(model, queue, more=more, other_seconds=other, in_flight_seconds=in_flight)
+        in_flight = [step.predicted_s for step in self._in_flight]
+        return self.planner.tokens(model, queue, more=more, other_seconds=other, in_flight=in_flight)
 
     def entered(self, parts: list[Part], decodes: Sequence[tuple[int, int]], now: float) -> None:
         """A step with these parts and decodes went into the pipeline."""
@@ -195,7 +198,7 @@ class Controller:
             "chunk": self.chunk,
             "stages": self.planner.stages,
             "max_num_batched_tokens": self.planner.max_chunk,
-            "block_size": self.planner.block,
+            "alignment": self.planner.block,
             "model": self.model.as_dict() if self.model else None,
             "source": self.source,
             "resting": self.resting,

@@ -97,6 +97,7 @@ class Session:
         return {
             "version": isochunk.__version__,
             **self.controller.as_dict(),
+            "block_size": self._scheduler.block_size,
             "profile": str(self._path) if self._path else None,
             "probe": self._probe_dict(),
         }
