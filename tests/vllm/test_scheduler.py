@@ -65,6 +65,15 @@ def test_a_prefix_hit_is_history_and_its_first_chunk_is_planned(make_engine: Mak
     assert chunks(engine, "b") == list(expected)
 
 
+def test_without_prefix_caching_nothing_is_history(make_engine: Make) -> None:
+    engine = make_engine(ON, enable_prefix_caching=False)
+    shared = ids(0, 3200)
+    for name in "ab":
+        engine.add(name, shared)
+        engine.run()
+    assert chunks(engine, "a") == chunks(engine, "b") == list(plan(MODEL, 3200, 2, max_chunk=2048, block=BLOCK).chunks)
+
+
 def test_looking_up_a_hit_changes_no_statistics(make_engine: Make) -> None:
     counts = []
     for section in (ON, None):
