@@ -7,6 +7,7 @@ import pytest
 from isochunk import plan
 from isochunk.core.errors import ModelError
 from isochunk.vllm import AsyncScheduler
+from isochunk.vllm.prompts import Part
 from isochunk.vllm.testing import BLOCK, Engine
 
 from .conftest import MODEL
@@ -142,16 +143,25 @@ def test_a_planner_that_fails_leaves_the_step_to_vllm_and_is_counted(
     assert engine.scheduler.isochunk.controller.counters.fallbacks >= 3
 
 
-def test_a_fault_in_recording_stops_nothing(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_in_recording_stops_nothing_and_spoils_no_later_step(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = make_engine(ON)
+    controller = engine.scheduler.isochunk.controller
+    entered, turns = controller.entered, iter(range(1000))
 
-    def broken(*_: object, **__: object) -> None:
-        raise IndexError("broken on purpose")
+    def broken(parts: list[Part], *arguments: object) -> None:
+        if parts and next(turns) == 1:
+            raise IndexError("broken on purpose")
+        entered(parts, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine.scheduler.isochunk.controller, "entered", broken)
-    engine.add("a", ids(0, 5000))
-    engine.run()
-    assert sum(chunks(engine, "a")) == 5000
+    monkeypatch.setattr(controller, "entered", broken)
+    for name in "ab":
+        engine.add(name, ids(ord(name), 5000))
+        engine.run()
+    assert sum(chunks(engine, "a")) == sum(chunks(engine, "b")) == 5000
+    assert controller.counters.fallbacks == 1
+    assert controller.as_dict()["prompts"][-1]["chunks"] == chunks(engine, "b")
 
 
 def test_priority_order_is_vllms(make_engine: Make) -> None:

@@ -101,11 +101,11 @@ class Controller:
         if self.model is not None:
             shares = [(part.chunk, part.history) for part in parts] + list(decodes)
             predicted = self.model.c0 + sum(self.model.marginal(c, h) for c, h in shares)
-        self._in_flight.append(Step(parts=parts, pure=not decodes, predicted_s=predicted, entered_s=now))
-        self.counters.steps += 1
         for part in parts:
             if part.request_id not in self.log:
                 self._open(part)
+        self._in_flight.append(Step(parts=parts, pure=not decodes, predicted_s=predicted, entered_s=now))
+        self.counters.steps += 1
 
     def _open(self, part: Part) -> None:
         """A prompt's first step: note what it is predicted to take."""

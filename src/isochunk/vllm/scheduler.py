@@ -75,6 +75,7 @@ class NarrowedScheduler:
             self._entered(output)
         except Exception:  # noqa: BLE001 - as above: without its record a step is only not timed
             self.isochunk.fault("a step could not be recorded")
+            self.isochunk.controller.entered([], [], time.monotonic())  # keeps entries and exits in step
         return output
 
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:

@@ -6,14 +6,14 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 import isochunk
 from isochunk.core.errors import IsochunkError, ProfileError
 from isochunk.core.fit import Fit
-from isochunk.core.planner import POLICIES
+from isochunk.core.planner import Policy
 from isochunk.core.profile import Profile, default_folder, key_name, load_profile, save_profile
 from isochunk.core.steps import Prefill
 from isochunk.vllm import compat
@@ -80,7 +80,7 @@ class Session:
     def use_policy(self, policy: str, chunk: int | None) -> dict[str, Any]:
         """Switch the policy; returns what is in force, or ``{"error": ...}``."""
         try:
-            self.controller.use_policy(next((p for p in POLICIES if p == policy), policy), chunk)  # type: ignore[arg-type]
+            self.controller.use_policy(cast(Policy, policy), chunk)  # the planner checks it
         except IsochunkError as error:
             return {"error": str(error)}
         return {"policy": self.controller.planner.policy, "chunk": self.controller.chunk}
