@@ -17,6 +17,7 @@ __all__ = ["Calibrator"]
 Floats = npt.NDArray[np.float64]
 
 _BETTER = 0.9  # a new model must have at most this much of the old one's error on held-out steps
+_WORST = 0.3  # a new model that is further off the held-out steps than this explains nothing
 _LEAST_STEP = 0.5  # part of the reference model's c0
 _GOOD_ENOUGH = 0.03  # relative error below which the old model is left alone
 
@@ -74,7 +75,7 @@ class Calibrator:
         floors = (self._least_step, 0.0)
         try:
             candidate = fit_features(rows[~held], seconds[~held], prior=prior, floors=floors)
-            if relative_error(candidate.model, rows[held], seconds[held]) > _BETTER * error:
+            if relative_error(candidate.model, rows[held], seconds[held]) > min(_BETTER * error, _WORST):
                 return None
             better = fit_features(rows, seconds, prior=prior, floors=floors)
         except (FitError, ModelError):

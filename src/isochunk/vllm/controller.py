@@ -201,6 +201,7 @@ class Controller:
             "alignment": self.planner.block,
             "model": self.model.as_dict() if self.model else None,
             "source": self.source,
+            "need_timing": self.config.need_timing,
             "resting": self.resting,
             "counters": asdict(self.counters),
             "prompts": self.log.as_list(),

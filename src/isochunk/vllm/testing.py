@@ -57,7 +57,13 @@ def engine_config(folder: Path, section: dict[str, Any] | None = None, **options
 
 
 class Engine:
-    """Steps the scheduler with up to ``in_flight`` steps in the pipeline; every prompt's answer is token 7."""
+    """Steps the scheduler with up to ``in_flight`` steps in the pipeline; every prompt's answer is token 7.
+
+    Attributes:
+        scheduler: vLLM's, of the class that the configuration names.
+        steps: new tokens of each request in each step.
+        histories: tokens that each of them had computed before.
+    """
 
     def __init__(self, config: Any, *, blocks: int = 20_000, in_flight: int = 2) -> None:
         config.cache_config.num_gpu_blocks = blocks
@@ -79,6 +85,7 @@ class Engine:
         self._queue: deque[Any] = deque()
         self._in_flight = in_flight
         self.steps: list[dict[str, int]] = []
+        self.histories: list[dict[str, int]] = []
 
     def add(self, request_id: str, tokens: list[int], output_tokens: int = 1, priority: int = 0) -> None:
         """Queue a prompt of token ids."""
@@ -105,14 +112,18 @@ class Engine:
         """One turn of vLLM's `step_with_batch_queue`."""
         if self.scheduler.has_requests():
             output = self.scheduler.schedule()
-            self._queue.appendleft(output)
-            if output.num_scheduled_tokens:
-                self.steps.append(dict(output.num_scheduled_tokens))
+            new = dict(output.num_scheduled_tokens)
+            requests = {key: self.scheduler.requests[key] for key in new}
+            sampling = {key for key, request in requests.items() if not request.is_prefill_chunk}
+            self._queue.appendleft((output, sampling))
+            if new:
+                self.steps.append(new)
+                self.histories.append({key: requests[key].num_computed_tokens - new[key] for key in new})
                 if len(self._queue) < self._in_flight:
                     return
         if self._queue:
-            output = self._queue.pop()
-            self.scheduler.update_from_output(output, self._answer(output))
+            output, sampling = self._queue.pop()
+            self.scheduler.update_from_output(output, _answer(output, sampling))
 
     def run(self, most: int = 100_000) -> None:
         """Step until nothing is left to do."""
@@ -122,22 +133,14 @@ class Engine:
             self.step_fn()
         raise AssertionError(f"still busy after {most} turns")
 
-    def _answer(self, output: Any) -> ModelRunnerOutput:
-        ids = list(output.num_scheduled_tokens)
-        sampled = []
-        for request_id in ids:
-            request = self.scheduler.requests.get(request_id)
-            done = request is None or request.num_computed_tokens >= request.num_tokens
-            sampled.append([7] if done and not self._later(request_id) else [])
-        return ModelRunnerOutput(
-            req_ids=ids,
-            req_id_to_index={request_id: at for at, request_id in enumerate(ids)},
-            sampled_token_ids=sampled,
-            logprobs=None,
-            prompt_logprobs_dict={},
-            pooler_output=[],
-        )
 
-    def _later(self, request_id: str) -> bool:
-        """Whether a later step of this request is in the pipeline, so that this one was not its last."""
-        return any(request_id in output.num_scheduled_tokens for output in self._queue)
+def _answer(output: Any, sampling: set[str]) -> ModelRunnerOutput:
+    ids = list(output.num_scheduled_tokens)
+    return ModelRunnerOutput(
+        req_ids=ids,
+        req_id_to_index={request_id: at for at, request_id in enumerate(ids)},
+        sampled_token_ids=[[7] if request_id in sampling else [] for request_id in ids],
+        logprobs=None,
+        prompt_logprobs_dict={},
+        pooler_output=[],
+    )
