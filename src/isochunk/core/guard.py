@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ _ALARM = 1.5  # measured over predicted seconds of those steps
 _LATE = 1.25  # measured over predicted TTFT of a finished prompt
 _HARM = 1.1  # measured TTFT over what vLLM's own fixed size is predicted to take
 _STRIKES = 2
-_FIRST_REST = 8  # prompts without a plan after the first step back; doubled each time
+_FIRST_REST = 8  # prompts without a plan after the first step back; doubled each time, halved by a good prompt
 _LONGEST_REST = 256
 
 
@@ -40,21 +40,19 @@ class Guard:
     resting: int = 0
     _strikes: int = 0
     _rest: int = _FIRST_REST
-    _recent: deque[tuple[Floats, float, float]] | None = None
+    _recent: deque[tuple[Floats, float]] = field(default_factory=lambda: deque(maxlen=_WATCHED))
 
-    def step(self, model: CostModel, row: Floats, predicted: float, measured: float) -> CostModel | None:
+    def step(self, model: CostModel, row: Floats, measured: float) -> CostModel | None:
         """Note a step (features, seconds); returns a model with a raised step cost when an alarm is due."""
-        if self._recent is None:
-            self._recent = deque(maxlen=_WATCHED)
-        self._recent.append((row, predicted, measured))
+        self._recent.append((row, measured))
         if len(self._recent) < _WATCHED:
             return None
-        slow = [m > _ALARM * p for _, p, m in self._recent]
-        if sum(slow) < _WATCHED - 1:
+        rows, seconds = (np.array(column) for column in zip(*self._recent, strict=True))
+        missing = seconds - model.predict(rows)
+        if (seconds > _ALARM * model.predict(rows)).sum() < _WATCHED - 1:
             return None
-        missing = float(np.median([m - p for _, p, m in self._recent]))
         self._recent.clear()
-        return CostModel(model.c0 + missing, model.c1, model.c2, model.c3)
+        return CostModel(model.c0 + float(np.median(missing)), model.c1, model.c2, model.c3)
 
     def prompt(self, measured: float, predicted: float, fixed: float) -> bool:
         """Note a planned prompt's TTFT in seconds beside its prediction and that of vLLM's fixed size.
@@ -63,6 +61,7 @@ class Guard:
         """
         if measured <= _HARM * fixed or measured <= _LATE * predicted:
             self._strikes = 0
+            self._rest = max(self._rest // 2, _FIRST_REST)
             return False
         self.harmful += 1
         self._strikes += 1

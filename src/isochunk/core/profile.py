@@ -29,13 +29,15 @@ class Profile:
         key: what the costs depend on (model, dtype, parallel sizes, device, ...); empty for bare
             coefficients.
         fit: how well the samples carried the model (`isochunk.core.fit.Fit.as_dict`).
-        source: ``probe``, ``traffic`` or ``samples``.
+        floors: least c0 and c3 that online refits may reach; empty for a part of the model's own.
+        source: ``probe``, ``traffic``, ``samples`` (of `isochunk fit`) or ``coefficients`` (a file of these alone).
     """
 
     model: CostModel
     stage_models: tuple[CostModel, ...] = ()
     key: dict[str, Any] = field(default_factory=dict)
     fit: dict[str, Any] = field(default_factory=dict)
+    floors: tuple[float, ...] = ()
     source: str = "samples"
 
     @property
@@ -68,6 +70,7 @@ def save_profile(path: Path, profile: Profile) -> None:
         "version": FORMAT_VERSION,
         "model": profile.model.as_dict(),
         "stages": [m.as_dict() for m in profile.stage_models],
+        "floors": list(profile.floors),
         "source": profile.source,
         "key": profile.key,
         "fit": profile.fit,
@@ -92,7 +95,7 @@ def load_profile(path: Path, *, key: dict[str, Any] | None = None) -> Profile:
     """Read a profile file, or bare coefficients ``{"c0": .., "c1": .., "c2": .., "c3": ..}``.
 
     Args:
-        key: refuse a file that was measured on another deployment.
+        key: refuse a file that says it was measured on another deployment.
 
     Raises:
         ProfileError: the file is missing, corrupt, foreign, newer, or holds another deployment's costs.
@@ -125,13 +128,21 @@ def load_profile(path: Path, *, key: dict[str, Any] | None = None) -> Profile:
     profile = Profile(
         model=_model(path, data.get("model")),
         stage_models=tuple(_model(path, stage) for stage in stages),
+        floors=_floors(path, data.get("floors", [])),
         source=str(data.get("source", "samples")),
         **parts,
     )
-    if key is not None and profile.key != key:
+    if key is not None and profile.key and profile.key != key:
         different = sorted(k for k in {*profile.key, *key} if profile.key.get(k) != key.get(k))
         raise ProfileError(f"{path} was measured on another deployment: {', '.join(different)} differ")
     return profile
+
+
+def _floors(path: Path, data: Any) -> tuple[float, ...]:
+    numbers = isinstance(data, list) and all(isinstance(value, (int, float)) and value >= 0 for value in data)
+    if not numbers or len(data) not in (0, 2):
+        raise ProfileError(f"{path}: 'floors' = {data!r} must be two numbers of seconds, at least 0; calibrate again")
+    return tuple(data)
 
 
 def _model(path: Path, data: Any) -> CostModel:

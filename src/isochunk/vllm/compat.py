@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from isochunk.core.errors import ConfigError
@@ -103,19 +103,15 @@ def prefill_requests(scheduler: Any, most: int) -> tuple[list[Any], int]:
     """Up to ``most`` waiting requests in the order in which vLLM takes them, and how many are behind.
 
     Why: the queues are internals of `Scheduler`. Blocked requests (waiting for remote KV, a grammar) are
-    left out, as vLLM skips them.
+    left out, as vLLM skips them and notes them as deferred.
     """
     from vllm.v1.request import RequestStatus
 
     ready = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-    queues = [scheduler.kv_holding_waiting, scheduler.waiting]
-
-    def walk() -> Iterator[Any]:
-        for queue in queues:
-            yield from islice(queue, most)
-
-    found = [request for request in walk() if request.status in ready][:most]
-    return found, max(sum(map(len, queues)) - most, 0)
+    queues = (scheduler.kv_holding_waiting, scheduler.waiting)
+    walk = islice(chain(*queues), 4 * most)
+    found = list(islice((request for request in walk if request.status in ready), most))
+    return found, max(sum(map(len, queues)) - len(scheduler.deferred_waiting) - len(found), 0)
 
 
 def prefix_hit(scheduler: Any, request: Any) -> int:
@@ -147,7 +143,8 @@ def alignment(scheduler: Any) -> int:
 def probe_request(request_id: str, token_ids: list[int]) -> Any:
     """A request that asks for one token, has no client, and names no KV peer.
 
-    Why: made without the front end. It has no block hashes: run it under `without_prefix_cache`.
+    Why: made without the front end. It has no block hashes: run it under `without_prefix_cache`. It does not read
+    from external KV stores either; one that keeps every prompt by its tokens will keep this one.
     """
     from vllm.v1.request import Request
 
@@ -156,7 +153,7 @@ def probe_request(request_id: str, token_ids: list[int]) -> Any:
     return Request(
         request_id=request_id,
         prompt_token_ids=token_ids,
-        sampling_params=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True),
+        sampling_params=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, skip_reading_prefix_cache=True),
         pooling_params=None,
         block_hasher=None,
     )

@@ -47,12 +47,12 @@ class Controller:
         self.config = config
         self.planner = planner
         self.chunk: int | None = None
-        self.model: CostModel | None = None
         self.source: str | None = None
         self.counters = Counters()
         self.log = PromptLog()
         self._guard = Guard()
         self._calibrator = Calibrator(None, config.max_fit_chunk)
+        self._cold = stages
         self._clock = StageClock(stages)
         self._in_flight: deque[Step] = deque()
         self._last_refit = 0.0
@@ -68,15 +68,24 @@ class Controller:
         self.planner.use(policy, chunk)
         self.chunk = chunk
 
-    def use_model(self, model: CostModel, source: str) -> None:
-        """Plan with this model from now on."""
-        self.model = model
+    @property
+    def model(self) -> CostModel | None:
+        """What steps cost now; None while nothing is known."""
+        return self._calibrator.model
+
+    @property
+    def floors(self) -> tuple[float, float]:
+        """Least c0 and c3 that refits may reach."""
+        return self._calibrator.floors
+
+    def use_model(self, model: CostModel | None, source: str | None, floors: tuple[float, float] | None = None) -> None:
+        """Plan with this measured model from now on, and refit it no lower than the floors; None plans nothing."""
+        self._calibrator = Calibrator(model, self.config.max_fit_chunk, floors)
+        self._changed(source)
+
+    def _changed(self, source: str | None) -> None:
         self.source = source
         self.planner.forget()
-        if source in ("traffic", "guard"):
-            self._calibrator.model = model
-        else:
-            self._calibrator.use(model)
 
     def tokens(self, queue: Sequence[Prefill], more: int, decodes: Sequence[tuple[int, int]]) -> int | None:
         """Prefill tokens of the next step; None leaves the step to vLLM.
@@ -89,14 +98,14 @@ class Controller:
         model = self.model
         if self.planner.policy == "fixed":
             return self.chunk
-        if model is None or self._guard.resting:
+        if model is None or self.resting:
             return None
         other = sum(model.marginal(new, history) for new, history in decodes)
         in_flight = [step.predicted_s for step in self._in_flight]
         return self.planner.tokens(model, queue, more=more, other_seconds=other, in_flight=in_flight)
 
-    def entered(self, parts: list[Part], decodes: Sequence[tuple[int, int]], now: float) -> None:
-        """A step with these parts and decodes went into the pipeline."""
+    def entered(self, parts: list[Part], decodes: Sequence[tuple[int, int]], now: float, output: Any) -> None:
+        """A step with these parts and decodes went into the pipeline; ``output`` tells it from others."""
         predicted = 0.0
         if self.model is not None:
             shares = [(part.chunk, part.history) for part in parts] + list(decodes)
@@ -104,12 +113,12 @@ class Controller:
         for part in parts:
             if part.request_id not in self.log:
                 self._open(part)
-        self._in_flight.append(Step(parts=parts, pure=not decodes, predicted_s=predicted, entered_s=now))
+        self._in_flight.append(Step(output=output, parts=parts, pure=not decodes, predicted_s=predicted, entered_s=now))
         self.counters.steps += 1
 
     def _open(self, part: Part) -> None:
         """A prompt's first step: note what it is predicted to take."""
-        resting = self._guard.resting > 0
+        resting = self.resting > 0
         planned = None if resting else self.planner.planned(part.request_id)
         policy = "fixed" if resting else self.planner.policy
         self.log.open(
@@ -135,17 +144,23 @@ class Controller:
             self.model, part.prompt, self.planner.stages, cached=part.history, max_chunk=size, policy=policy
         ).ttft_s
 
-    def exited(self, now: float, *, learn: bool = True) -> Fit | None:
-        """The oldest step came out of the pipeline; returns the refit that this brought, if any.
+    def exited(self, now: float, output: Any, *, learn: bool = True) -> Fit | None:
+        """A step came out of the pipeline; returns the refit that this brought, if any.
 
-        With ``learn`` off the step is timed and logged, but neither calibrator nor guard see it.
+        Steps before it whose result never came are dropped. With ``learn`` off the step is timed and logged,
+        but neither calibrator nor guard see it.
         """
-        step = self._in_flight.popleft()
+        if all(step.output is not output for step in self._in_flight):
+            return None
+        while (step := self._in_flight.popleft()).output is not output:
+            pass
         seconds = self._clock.step(step.entered_s, now)
         finished = [record for part in step.parts if (record := self.log.step(part, step, now, seconds)) is not None]
         if not learn:
             return None
-        if step.parts and step.pure:
+        if self._cold:  # the first steps of a process meet compilation and first-use warm-up
+            self._cold -= 1
+        elif step.parts and step.pure:
             self._learn(step, seconds)
         refit = self._refit(now) if finished else None
         for record in finished:
@@ -160,10 +175,11 @@ class Controller:
             self._new_samples += 1
         if self.model is None or self.planner.policy != "optimal":
             return
-        raised = self._guard.step(self.model, row, step.predicted_s, seconds)
+        raised = self._guard.step(self.model, row, seconds)
         if raised is not None:
             self.counters.alarms += 1
-            self.use_model(raised, "guard")
+            self._calibrator.model = raised
+            self._changed("guard")
 
     def _refit(self, now: float) -> Fit | None:
         """Refit when enough new steps were measured and the last refit is not too recent."""
@@ -175,7 +191,7 @@ class Controller:
         refit = self._calibrator.refit()
         if refit is not None:
             self.counters.refits += 1
-            self.use_model(refit.model, "traffic")
+            self._changed("traffic")
         return refit
 
     def _judge(self, record: PromptRecord) -> None:
@@ -189,7 +205,7 @@ class Controller:
     @property
     def resting(self) -> int:
         """Prompts left to vLLM before a plan is tried again; 0 in normal service."""
-        return self._guard.resting
+        return self._guard.resting if self.planner.policy == "optimal" else 0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for the status endpoint."""

@@ -51,10 +51,12 @@ async def _call(request: Request, method: str, *args: Any) -> dict[str, Any]:
         raise HTTPException(401, "Unauthorized: send the server's API key as 'Authorization: Bearer KEY'")
     try:
         return dict(await state.isochunk_engine.engine_core.call_utility_async(method, *args))
-    except Exception as error:  # vLLM reports a missing method as a plain Exception from the engine
-        raise HTTPException(
-            404, f"isochunk does not schedule on this server: enable profiling_chunk_config.enabled ({error})"
-        ) from error
+    except Exception as error:  # vLLM reports what failed in the engine as a plain Exception
+        if "has no attribute" in str(error):
+            raise HTTPException(
+                404, "isochunk does not schedule on this server: set profiling_chunk_config.enabled"
+            ) from error
+        raise HTTPException(503, f"the engine did not answer: {error}") from error
 
 
 @router.get("/status")

@@ -15,6 +15,7 @@ __all__ = ["Launch", "launch"]
 Launch = tuple[list[str], dict[str, str]]
 
 _STAGES = ("--pipeline-parallel-size", "-pp")
+_UNREADABLE = "give it as one JSON object, so that isochunk can enable itself in it"
 _CONFIG = "--additional-config"
 
 
@@ -61,10 +62,12 @@ def _enabled(options: Sequence[str]) -> list[str]:
     text = "{}"
     rest = iter(options)
     for option in rest:
-        if option == _CONFIG:
-            text = next(rest, "")
-        elif option.startswith(f"{_CONFIG}="):
-            text = option.partition("=")[2]
+        name, equals, value = option.partition("=")
+        name = name.replace("_", "-") if name.startswith("--") else name
+        if name.startswith(f"{_CONFIG}.") or name.startswith(f"{_CONFIG}+"):
+            raise ConfigError(f"{option}: {_UNREADABLE}: {_CONFIG} '{{...}}'")
+        if name == _CONFIG:
+            text = value if equals else next(rest, "")
         else:
             kept.append(option)
     try:
@@ -78,7 +81,7 @@ def _enabled(options: Sequence[str]) -> list[str]:
 def _stages(options: Sequence[str]) -> int:
     for index, option in enumerate(options):
         name, equals, value = option.partition("=")
-        if name in _STAGES:
+        if name.replace("_", "-") in _STAGES:
             value = value if equals else next(iter(options[index + 1 : index + 2]), "")
             if not value.isdigit() or int(value) < 1:
                 raise ConfigError(f"{name} {value!r} must be a whole number of at least 1")

@@ -25,12 +25,13 @@ _MOST_LARGE = 11  # large chunks that carry the history on, few enough that the 
 # between the smallest chunk and the others; the rest of the prompt is one more chunk.
 _GROUPS = ((0, 0, 1, 1, 2, 2, 2.5, 3), (0, 0, 1, 1, 2, 2, 2.5), (0, 0, 1, 1, 2))
 _SMALLEST = 64
+_SHORTEST = 120  # a prompt is at least so many times its smallest chunk, to leave room for larger ones
 _BUSY = 1.5  # typical over fastest seconds of the same step, above which something else was running
 
 
 def probe_chunks(tokens: int, max_chunk: int, block: int) -> list[int]:
     """Chunk sizes of one composite probe prompt of up to ``tokens`` tokens, at most ``max_chunk`` each."""
-    small = min(max(_SMALLEST // block, 1) * block, max_chunk)
+    small = min(max(min(_SMALLEST, tokens // _SHORTEST) // block, 1) * block, max_chunk)
 
     def groups(ratio: float) -> list[list[int]]:
         return [[_size(small, ratio**power, max_chunk, block) for power in group] for group in _GROUPS]
@@ -109,7 +110,10 @@ class Probe:
     def _fit(self) -> Fit | None:
         try:
             chunk, history, seconds = zip(*self.samples, strict=True) if self.samples else ((), (), ())
-            return fit(chunk, history, seconds)
+            result = fit(chunk, history, seconds)
+            if result.undetermined:
+                raise FitError(f"its steps don't determine {', '.join(result.undetermined)}")
+            return result
         except (FitError, ModelError) as error:
             logger.warning("isochunk: the probe gave no cost model (%s); vLLM's own chunks are used", error)
             return None

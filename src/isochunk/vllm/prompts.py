@@ -29,8 +29,9 @@ class Part:
 
 @dataclass(slots=True, kw_only=True)
 class Step:
-    """A step in the pipeline; times are monotonic seconds."""
+    """A step in the pipeline; times are monotonic seconds. ``output`` is what the scheduler made it from."""
 
+    output: Any
     parts: list[Part]
     pure: bool
     predicted_s: float

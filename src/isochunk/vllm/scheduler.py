@@ -29,10 +29,12 @@ class NarrowedScheduler:
     """Mixin over vLLM's scheduler classes; an error in it leaves the step to vLLM and is counted."""
 
     vllm_config: Any
+    scheduler_config: Any
     block_size: int
     current_step: int
     max_num_active_reqs: int
     max_num_scheduled_tokens: int
+    num_spec_tokens: int
     requests: dict[str, Any]
     running: list[Any]
 
@@ -75,14 +77,13 @@ class NarrowedScheduler:
             self._entered(output)
         except Exception:  # noqa: BLE001 - as above: without its record a step is only not timed
             self.isochunk.fault("a step could not be recorded")
-            self.isochunk.controller.entered([], [], time.monotonic())  # keeps entries and exits in step
         return output
 
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """vLLM's own `update_from_output`, and the time at which the step came out."""
         if scheduler_output.total_num_scheduled_tokens:
             try:
-                self.isochunk.exited(time.monotonic())
+                self.isochunk.exited(time.monotonic(), scheduler_output)
             except Exception:  # noqa: BLE001 - as above
                 self.isochunk.fault("a step could not be timed")
         return super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
@@ -92,29 +93,38 @@ class NarrowedScheduler:
         queue: list[Prefill] = []
         for request in self.running:
             new = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
-            if new <= 0:
+            if new <= 0 or self.current_step + 1 < request.next_decode_eligible_step:
                 continue
             if request.is_prefill_chunk:
                 queue.append(Prefill(request.request_id, request.num_computed_tokens, new))
             else:
                 decodes.append((new, request.num_computed_tokens))
         more = self._add_waiting(queue)
-        if not queue:
+        if not queue or self._keeps_images_whole(queue):
             return None
         tokens = self.isochunk.tokens(queue, more, decodes)
-        return None if tokens is None else tokens + sum(new for new, _ in decodes)
+        if tokens is None:
+            return None
+        if any(prompt.remaining == 1 for prompt in queue):
+            tokens += self.num_spec_tokens  # vLLM pads such a prompt, and waits for a step that holds the padding
+        return tokens + sum(new for new, _ in decodes)
+
+    def _keeps_images_whole(self, queue: list[Prefill]) -> bool:
+        """Whether a chunk could end inside an image that vLLM was told not to cut, as it checks for its own size only."""
+        whole = self.scheduler_config.disable_chunked_mm_input
+        return whole and any(self.requests[prompt.key].has_encoder_inputs for prompt in queue)
 
     def _add_waiting(self, queue: list[Prefill]) -> int:
         """Append waiting prompts with their prefix hits; returns how many are behind those looked at."""
-        room = min(_QUEUE, self.max_num_active_reqs - len(self.running))
-        if room <= 0:
-            return 0
+        room = max(min(_QUEUE, self.max_num_active_reqs - len(self.running)), 0)
         waiting, more = compat.prefill_requests(self, room)
         step = self.current_step
+        reached = sum(prompt.remaining for prompt in queue) < self.max_num_scheduled_tokens
         hits: dict[str, tuple[int, int]] = {}
         for request in waiting:
             at, history = self._hits.get(request.request_id, (-_HIT_STEPS, 0))
-            if step - at >= _HIT_STEPS:
+            # The next to be served is looked up anew: the prompt before it may just have filled the cache.
+            if step - at >= _HIT_STEPS or (reached and not hits):
                 at, history = step, compat.prefix_hit(self, request)
             hits[request.request_id] = (at, history)
             remaining = request.num_tokens - history
@@ -133,12 +143,11 @@ class NarrowedScheduler:
             request = self.requests[request_id]
             # vLLM has advanced the request past this step already.
             history = request.num_computed_tokens - new
-            prompt = max(request.num_prompt_tokens, request.num_tokens - request.num_output_tokens)
-            if history < prompt:
-                parts.append(Part(request_id, new, history, prompt))
+            if history < request.num_prompt_tokens:
+                parts.append(Part(request_id, new, history, request.num_prompt_tokens))
             else:
                 decodes.append((new, history))
-        self.isochunk.controller.entered(parts, decodes, time.monotonic())
+        self.isochunk.controller.entered(parts, decodes, time.monotonic(), output)
 
 
 class Scheduler(NarrowedScheduler, VllmScheduler):  # type: ignore[misc]

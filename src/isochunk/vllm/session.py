@@ -70,9 +70,9 @@ class Session:
             return self._probing.chunk_at(queue[0].history)
         return self.controller.tokens(queue, more, decodes)
 
-    def exited(self, now: float) -> None:
-        """The oldest step came out of the pipeline."""
-        refit = self.controller.exited(now, learn=self._probing is None)
+    def exited(self, now: float, output: Any) -> None:
+        """A step came out of the pipeline."""
+        refit = self.controller.exited(now, output, learn=self._probing is None)
         if refit is not None:
             logger.info("isochunk: refitted to %s, %.1f%% off", refit.model, 100 * refit.error)
             self._store(refit, "traffic")
@@ -114,13 +114,12 @@ class Session:
         if self._path is None or not self._path.exists():
             return
         try:
-            profile = load_profile(self._path)
-            if profile.key and profile.key != self._key:
-                profile = load_profile(self._path, key=self._key)
+            profile = load_profile(self._path, key=self._key)
         except ProfileError as error:
             self._set_aside(error)
             return
-        self.controller.use_model(profile.model, "stored")
+        floors = profile.floors
+        self.controller.use_model(profile.model, "stored", (floors[0], floors[1]) if floors else None)
         logger.info("isochunk: using the stored profile %s: %s", self._path, profile.model)
 
     def _set_aside(self, error: ProfileError) -> None:
@@ -138,8 +137,10 @@ class Session:
         if self._path is None or (source == "traffic" and now - self._stored_at < _STORE_PAUSE_S):
             return
         self._stored_at = now
+        floors = self.controller.floors
+        profile = Profile(model=fit.model, key=self._key, fit=fit.as_dict(), floors=floors, source=source)
         try:
-            save_profile(self._path, Profile(model=fit.model, key=self._key, fit=fit.as_dict(), source=source))
+            save_profile(self._path, profile)
         except ProfileError as error:
             logger.warning("isochunk: %s", error)
 
@@ -157,9 +158,11 @@ class Session:
         logger.info("isochunk: the probe took %.1f s: %d steps, %d tokens", probe.seconds, probe.steps, probe.tokens)
         if probe.busy:
             logger.warning("isochunk: the machine was busy during the probe; the model will follow the traffic")
-        if fit is not None:
-            self.controller.use_model(fit.model, "probe")
-            logger.info("isochunk: %s, %.1f%% off its samples", fit.model, 100 * fit.error)
+        if fit is None:
+            return
+        self.controller.use_model(fit.model, "probe")
+        logger.info("isochunk: %s, %.1f%% off its samples", fit.model, 100 * fit.error)
+        if engine.is_running() and not probe.busy:  # what was cut short or disturbed is measured again next time
             self._store(fit, "probe")
 
     def _probe_tokens(self) -> int:
@@ -171,7 +174,7 @@ class Session:
     def _prefill(self, engine: Any, key: str, tokens: int, deadline: float) -> list[tuple[int, int, float]]:
         """Send one prompt of random tokens through the engine; its steps as (chunk, history, seconds)."""
         vocabulary = self._scheduler.vllm_config.model_config.get_vocab_size()
-        ids = np.random.default_rng(len(key) + tokens).integers(0, vocabulary, tokens).tolist()
+        ids = np.random.default_rng().integers(0, vocabulary, tokens).tolist()
         scheduler = self._scheduler
         scheduler.add_request(compat.probe_request(key, ids))
         while engine.has_work() and engine.is_running():

@@ -95,12 +95,15 @@ def profile_key(vllm_config: Any) -> dict[str, Any]:
         "quantization": str(model.quantization),
         "tensor_parallel": parallel.tensor_parallel_size,
         "pipeline_parallel": parallel.pipeline_parallel_size,
+        "data_parallel": parallel.data_parallel_size,
+        "expert_parallel": parallel.enable_expert_parallel,
+        "context_parallel": [parallel.prefill_context_parallel_size, parallel.decode_context_parallel_size],
         "layer_split": os.environ.get("VLLM_PP_LAYER_PARTITION", ""),
         "device": f"{current_platform.device_name} {_device_name(current_platform)}",
         "attention": str(getattr(vllm_config.attention_config, "backend", None)),
         "kv_dtype": str(cache.cache_dtype),
         "compilation": f"{vllm_config.compilation_config.mode} {vllm_config.compilation_config.backend}",
-        "threads": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", ""),
+        "threads": [os.environ.get("VLLM_CPU_OMP_THREADS_BIND", ""), len(os.sched_getaffinity(0))],
         "vllm": compat.vllm_version(),
     }
 
