@@ -105,7 +105,8 @@ class CostModel:
 
     def predict(self, rows: Floats) -> Floats:
         """Seconds of steps given by their `features`, shape (steps, 4); returns shape (steps,)."""
-        return rows @ np.array([self.c0, self.c1, self.c2, self.c3])
+        seconds: Floats = rows @ np.array([self.c0, self.c1, self.c2, self.c3])
+        return seconds
 
     def as_dict(self) -> dict[str, Any]:
         """``{"c0": .., "c1": .., "c2": .., "c3": ..}`` in seconds."""

@@ -110,7 +110,7 @@ class NarrowedScheduler:
         return tokens + sum(new for new, _ in decodes)
 
     def _keeps_images_whole(self, queue: list[Prefill]) -> bool:
-        """Whether a chunk could end inside an image that vLLM was told not to cut, as it checks for its own size only."""
+        """Whether a chunk could end inside an image that must stay whole: vLLM sees to it for its own size only."""
         whole = self.scheduler_config.disable_chunked_mm_input
         return whole and any(self.requests[prompt.key].has_encoder_inputs for prompt in queue)
 
