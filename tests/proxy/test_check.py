@@ -9,8 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from isochunk.cli.app import app
-from isochunk.cli.deployment import Deployment, load_deployment, parse_server
-from isochunk.cli.rules import Finding, check
+from isochunk.cli.command_line import parse_server
+from isochunk.cli.deployment import Deployment
+from isochunk.cli.deployment_file import load_deployment
+from isochunk.cli.finding import Finding
+from isochunk.cli.rules import check
 from isochunk.core.errors import ConfigError
 
 ON = """--additional-config '{"scheduler_config": {"profiling_chunk_config": {"enabled": true}}}'"""

@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 
-from isochunk.cli.deployment import Deployment, load_deployment, parse_server
+from isochunk.cli.command_line import parse_server
+from isochunk.cli.deployment import Deployment
+from isochunk.cli.deployment_file import load_deployment
 from isochunk.cli.output import JsonOption, print_json
 from isochunk.cli.rules import check
 from isochunk.core.errors import ConfigError

@@ -128,7 +128,7 @@ class Node:
             self._waits.discard(timeout)
 
     def suspect(self) -> None:
-        """Its connection failed: no request until it answers a probe, which is due now."""
+        """It could not be connected to: no request until it answers a probe, which is due now."""
         self.alive = False
         self.look_now.set()
 

@@ -3,49 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import time
-import uuid
-from collections.abc import AsyncIterator, Mapping
-from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
 from typing import Any
 
 import aiohttp
 
-from isochunk.proxy.body import Body, Pieces, parse_body
+from isochunk.proxy.body import Pieces
 from isochunk.proxy.client import Client
 from isochunk.proxy.config import ProxyConfig, Role
-from isochunk.proxy.errors import ClientGoneError, NodeFailedError, NodeRefusedError, NodeUnreachableError, ProxyError
+from isochunk.proxy.errors import ClientGoneError, NodeFailedError, NodeUnreachableError, ProxyError
+from isochunk.proxy.exchange import Exchange, parsed, passed, whole
 from isochunk.proxy.fleet import Fleet
 from isochunk.proxy.metrics import Metrics
 from isochunk.proxy.nodes import Node
-from isochunk.proxy.prompt import Prompt, TokenEstimate, read_prompt
+from isochunk.proxy.prompt import TokenEstimate
 from isochunk.proxy.protocol import decode_body, plan_handover, prefill_body
+from isochunk.proxy.request import ProxyRequest, read_request
 from isochunk.proxy.router import Choice, choose_decode, choose_prefill
-from isochunk.proxy.upstream import Upstream, end_to_end
+from isochunk.proxy.upstream import Upstream
 
 __all__ = ["Relay"]
 
 log = logging.getLogger("isochunk.proxy")
 
 _DONE = b"data: [DONE]"
-_NOT_PASSED = frozenset({"host", "content-length", "content-type", "accept-encoding", "expect", "x-request-id"})
-_LONGEST_ID = 64
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    id: str
-    path: str
-    chat: bool
-    stream: bool
-    headers: Mapping[str, str]
-    body: Body
-    prompt: Prompt
-    tokens: int
 
 
 class Relay:
@@ -55,7 +39,7 @@ class Relay:
         self._config = config
         self._timeouts = config.timeouts
         self._fleet = fleet
-        self._upstream = upstream
+        self._exchange = Exchange(upstream)
         self._metrics = metrics
         self._estimate = TokenEstimate()
 
@@ -64,7 +48,7 @@ class Relay:
         outcome = "ok"
         with self._metrics.request(path) as request:
             try:
-                read = await self._read(client, path, headers)
+                read = await read_request(client, path, headers, self._config, self._estimate)
                 await client.while_there(self._try_nodes(read, client))
             except ClientGoneError:
                 outcome = "client_gone"
@@ -75,38 +59,7 @@ class Relay:
                 outcome = await _tell(client, error, outcome)
             request.done(outcome)
 
-    async def _read(self, client: Client, path: str, headers: list[tuple[str, str]]) -> _Request:
-        chat = path.endswith("/chat/completions")
-        body = await parse_body(await client.read(self._config.max_body))
-        for name in ("n", "best_of"):
-            if body.values.get(name) not in (None, 1):
-                message = f"{name} = {body.values[name]!r}: KV is handed over for one answer; send several requests"
-                raise ProxyError(400, "invalid_request_error", message)
-        prompt = await read_prompt(body, chat=chat)
-        given = dict(headers).get("x-request-id", "")[:_LONGEST_ID]
-        return _Request(
-            # Unique even when clients repeat theirs: the connectors match P's and D's requests by it.
-            id=f"{given}-{uuid.uuid4().hex[:12]}" if given else uuid.uuid4().hex,
-            path=path,
-            chat=chat,
-            stream=body.values.get("stream") is True,
-            headers=self._headers(headers),
-            body=body,
-            prompt=prompt,
-            tokens=self._estimate.tokens(prompt),
-        )
-
-    def _headers(self, headers: list[tuple[str, str]]) -> dict[str, str]:
-        """What the nodes get of the client's headers; a key that opens the proxy is not theirs to see."""
-        passed = {name: value for name, value in end_to_end(headers) if name not in _NOT_PASSED}
-        if self._config.api_key is not None:
-            passed.pop("authorization", None)
-        if self._config.node_key is not None:
-            passed["authorization"] = f"Bearer {self._config.node_key}"
-        passed["content-type"] = "application/json"
-        return passed
-
-    async def _try_nodes(self, request: _Request, client: Client) -> None:
+    async def _try_nodes(self, request: ProxyRequest, client: Client) -> None:
         """One attempt after the other, until one has begun to answer or there have been enough."""
         failed: set[str] = set()
         for attempt in range(1, self._config.attempts + 1):
@@ -120,7 +73,7 @@ class Relay:
                     raise
                 log.info("request %s: %s; trying again", request.id, error)
 
-    async def _attempt(self, request: _Request, client: Client, attempt_id: str, failed: frozenset[str]) -> None:
+    async def _attempt(self, request: ProxyRequest, client: Client, attempt_id: str, failed: frozenset[str]) -> None:
         choice = choose_prefill(self._fleet.pools[Role.PREFILL], request.prompt, request.tokens, failed)
         self._check_deadline(choice)
         with ExitStack() as until_first_byte:
@@ -135,7 +88,7 @@ class Relay:
         message = f"the first token is predicted in {choice.ttft_s:.1f} s, later than the deadline of {deadline:g} s"
         raise ProxyError(429, "overloaded", message, retry_after_s=math.ceil(choice.ttft_s - deadline))
 
-    async def _prefill(self, request: _Request, choice: Choice, attempt_id: str) -> dict[str, Any] | None:
+    async def _prefill(self, request: ProxyRequest, choice: Choice, attempt_id: str) -> dict[str, Any] | None:
         """Have P compute the prompt; what D must be told of it."""
         node = choice.node
         handover = plan_handover(node, attempt_id)
@@ -146,10 +99,10 @@ class Relay:
         try:
             with node.load.job(choice.tokens, choice.busy_s):
                 async with (
-                    self._patience(node, self._timeouts.prefill_s),
-                    self._post(node, request, attempt_id, pieces, handover.headers) as response,
+                    self._exchange.patience(node, self._timeouts.prefill_s),
+                    self._exchange.post(node, request, attempt_id, pieces, handover.headers) as response,
                 ):
-                    answer = _parsed(node, await _whole(node, response))
+                    answer = parsed(node, await whole(node, response))
         except BaseException:
             node.prefix.forget(unseen)
             raise
@@ -160,7 +113,7 @@ class Relay:
             self._metrics.recomputed()
         return params
 
-    def _learn(self, request: _Request, choice: Choice, answer: dict[str, Any]) -> None:
+    def _learn(self, request: ProxyRequest, choice: Choice, answer: dict[str, Any]) -> None:
         """Compare the estimates with what P counted."""
         usage = answer.get("usage")
         if not isinstance(usage, dict) or not isinstance(usage.get("prompt_tokens"), int):
@@ -170,12 +123,11 @@ class Relay:
         if isinstance(cached, int) and choice.cached_pieces and usage["prompt_tokens"] > 0:
             had = int(len(request.prompt.prints) * cached / usage["prompt_tokens"]) + 1
             if had < choice.cached_pieces:
-                # P computed them now, so they are cached from here on; only older prompts' ends are gone.
                 self._metrics.missed(choice.cached_pieces - had)
 
     async def _decode(
         self,
-        request: _Request,
+        request: ProxyRequest,
         client: Client,
         params: dict[str, Any] | None,
         attempt_id: str,
@@ -200,7 +152,7 @@ class Relay:
     async def _answer(
         self,
         node: Node,
-        request: _Request,
+        request: ProxyRequest,
         client: Client,
         attempt_id: str,
         pieces: Pieces,
@@ -208,12 +160,12 @@ class Relay:
     ) -> None:
         seconds = self._timeouts.first_s if request.stream else self._timeouts.answer_s
         async with (
-            self._patience(node, seconds) as patience,
-            self._post(node, request, attempt_id, pieces, {}) as response,
+            self._exchange.patience(node, seconds) as patience,
+            self._exchange.post(node, request, attempt_id, pieces, {}) as response,
         ):
-            headers = [*_passed(response), (b"x-request-id", request.id.encode())]
+            headers = [*passed(response), (b"x-request-id", request.id.encode())]
             if not request.stream:
-                data = await _whole(node, response)
+                data = await whole(node, response)
                 patience.reschedule(None)
                 await client.answer(response.status, headers, data)
                 return
@@ -240,36 +192,6 @@ class Relay:
             raise NodeFailedError(node.name, "ended its stream without an end mark")
         await client.send(b"", last=True)
 
-    @asynccontextmanager
-    async def _patience(self, node: Node, seconds: float) -> AsyncIterator[asyncio.Timeout]:
-        """Wait so long for a node, and less when it is found to be lost."""
-        try:
-            async with asyncio.timeout(seconds) as timeout:
-                with node.wait(timeout):
-                    yield timeout
-        except TimeoutError as error:
-            node.look_now.set()
-            raise NodeFailedError(node.name, "did not answer in time", status=504) from error
-
-    @asynccontextmanager
-    async def _post(
-        self, node: Node, request: _Request, attempt_id: str, pieces: Pieces, more: Mapping[str, str]
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send the request to a node; past here it has accepted it.
-
-        Raises:
-            NodeRefusedError: the node found fault with the request.
-            NodeFailedError: the node is at fault.
-        """
-        headers = {**request.headers, **more, "X-Request-Id": attempt_id}
-        async with self._upstream.post(node, request.path, headers, pieces) as response:
-            if response.status >= 500:
-                text = (await response.read())[:300].decode(errors="replace")
-                raise NodeFailedError(node.name, f"answered {response.status}: {text}")
-            if response.status != 200:
-                raise NodeRefusedError(node.name, response.status, _passed(response), await response.read())
-            yield response
-
 
 async def _tell(client: Client, error: ProxyError, outcome: str) -> str:
     try:
@@ -277,30 +199,3 @@ async def _tell(client: Client, error: ProxyError, outcome: str) -> str:
     except ClientGoneError:
         return "client_gone"
     return outcome
-
-
-async def _whole(node: Node, response: aiohttp.ClientResponse) -> bytes:
-    data = await response.read()
-    if not data:
-        raise NodeFailedError(node.name, f"answered {response.status} and nothing else")
-    return data
-
-
-def _parsed(node: Node, data: bytes) -> dict[str, Any]:
-    try:
-        answer = json.loads(data)
-    except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
-        raise NodeFailedError(node.name, f"answered something else than a JSON object: {data[:80]!r}")
-    return answer
-
-
-def _passed(response: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:
-    """The node's headers that go on to the client."""
-    own = ("content-length", "date", "server", "x-request-id")
-    return [
-        (name.encode("latin-1"), value.encode("latin-1"))
-        for name, value in end_to_end(response.headers.items())
-        if name not in own
-    ]

@@ -92,7 +92,7 @@ def _translated(node: Node) -> Iterator[None]:
         node.suspect()
         raise NodeUnreachableError(node.name, f"can't be reached: {error}") from error
     except (aiohttp.ClientError, ConnectionError) as error:
-        node.suspect()
+        node.look_now.set()
         raise NodeFailedError(node.name, f"broke the connection: {str(error) or type(error).__name__}") from error
 
 
