@@ -2,6 +2,7 @@ import asyncio
 from itertools import groupby
 
 import pytest
+from spoilt_fakes import Cutting, Decoding, Guarded, Meddling, Shared
 
 from isochunk.bench.arms import Arm, policy_arms, sweep_arms
 from isochunk.bench.client import Server
@@ -67,34 +68,6 @@ def test_policy_is_put_back_when_cancelled(url, fake):
     assert (fake.policy, fake.chunk) == ("first_chunk", 4096)
 
 
-class Shared(FakePrefill):
-    """Every fourth prompt runs beside somebody else's."""
-
-    async def _prefill(self, tokens, cached, request_id, alone):
-        await super()._prefill(tokens, cached, request_id, alone and len(self.received) % 4 != 0)
-
-
-class Decoding(FakePrefill):
-    """Somebody else's decode steps go on all the time."""
-
-    async def _prefill(self, tokens, cached, request_id, alone):
-        await super()._prefill(tokens, cached, request_id, alone)
-        self.steps += 50
-
-
-class Cutting(FakePrefill):
-    def _answer(self, prompt, output, request_id):
-        return super()._answer(prompt[:300], output, request_id)
-
-
-class Meddling(FakePrefill):
-    """Somebody else switches the policy under way."""
-
-    async def _prefill(self, tokens, cached, request_id, alone):
-        await super()._prefill(tokens, cached, request_id, alone)
-        self.policy, self.chunk = "fixed", 640
-
-
 def test_spoilt_samples_are_measured_again():
     with serving(Shared()) as url:
         result = run(url, rounds=3)
@@ -125,11 +98,6 @@ def test_prompts_in_the_prefix_cache_are_noticed(url):
     assert "another seed" in again.warnings[0]
 
 
-class Guarded(FakePrefill):
-    def _record(self, chosen, tokens, cached, entered):
-        return super()._record(chosen, tokens, cached, entered) | {"policy": "fixed"}
-
-
 def test_guarded_prompts_count_and_are_said():
     with serving(Guarded()) as url:
         result = run(url, arms=[Arm("optimal")], lengths=[512], rounds=2)
@@ -145,7 +113,7 @@ def test_guard_in_place_of_another_policy_is_a_spoilt_sample():
 
 
 def test_busy_server_is_refused(url, fake, monkeypatch):
-    monkeypatch.setattr("isochunk.bench.compare._IDLE_SECONDS", 0.1)
+    monkeypatch.setattr("isochunk.bench.solo._IDLE_SECONDS", 0.1)
     fake.running = 2
     with pytest.raises(ServerError, match="busy with other requests \\(2 running, 0 waiting\\)"):
         run(url)

@@ -16,6 +16,7 @@ import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import uvicorn
@@ -26,12 +27,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from isochunk.core.cost import CostModel
+from isochunk.core.calibrator import Calibrator
+from isochunk.core.cost import CostModel, features
+from isochunk.core.flowshop import makespan
 from isochunk.core.planner import POLICIES, Plan, Policy, plan
 
 __all__ = ["FakePrefill", "serving"]
 
 _SMALL = CostModel(2e-4, 2e-6, 1e-9, 1e-9)
+_DONE = "data: [DONE]\n\n"
 _WORDS = re.compile(r"\s*\w{1,6}|\s*[^\w\s]|\s+")
 
 
@@ -39,7 +43,9 @@ class FakePrefill:
     """The server's state and its ASGI app.
 
     Args:
-        model: seconds of a step; the default prefills 1,000 tokens in about 4 ms.
+        model: seconds of a step that it plans with; the default prefills 1,000 tokens in about 4 ms.
+        truth: seconds of a step that it takes; None for those of ``model``.
+        need_timing: learn from the steps taken, as the plugin does.
         stages: pipeline stages.
         largest: ``max_num_batched_tokens``.
         max_model_len: longest prompt and answer.
@@ -52,6 +58,8 @@ class FakePrefill:
         self,
         *,
         model: CostModel = _SMALL,
+        truth: CostModel | None = None,
+        need_timing: bool = True,
         stages: int = 2,
         largest: int = 8192,
         max_model_len: int = 65_536,
@@ -60,6 +68,9 @@ class FakePrefill:
         isochunk: bool = True,
     ) -> None:
         self.model = model
+        self.truth = truth or model
+        self.need_timing = need_timing
+        self.source = "stored"
         self.stages = stages
         self.largest = largest
         self.max_model_len = max_model_len
@@ -70,8 +81,10 @@ class FakePrefill:
         self.running = 0
         self.waiting = 0
         self.steps = 0
+        self.refits = 0
         self.prompts: deque[dict[str, Any]] = deque(maxlen=32)
         self.received: list[list[int]] = []
+        self._calibrator = Calibrator(model)
         self._cached_blocks: set[int] = set()
         routes = [
             Route("/v1/models", self._models),
@@ -100,6 +113,7 @@ class FakePrefill:
         return JSONResponse({"count": len(tokens), "max_model_len": self.max_model_len, "tokens": tokens})
 
     async def _status(self, request: Request) -> Response:
+        counters = {"steps": self.steps, "planned": self.steps, "fallbacks": 0, "harmful": 0, "alarms": 0}
         return JSONResponse(
             {
                 "version": "0",
@@ -109,10 +123,11 @@ class FakePrefill:
                 "max_num_batched_tokens": self.largest,
                 "block_size": self.block,
                 "model": self.model.as_dict(),
-                "source": "stored",
+                "source": self.source,
+                "need_timing": self.need_timing,
                 "profile": None,
                 "probe": None,
-                "counters": {"steps": self.steps, "planned": self.steps, "fallbacks": 0, "harmful": 0, "refits": 0},
+                "counters": counters | {"refits": self.refits},
                 "queue": {"running": self.running, "waiting": self.waiting},
                 "prompts": list(self.prompts),
             }
@@ -134,7 +149,10 @@ class FakePrefill:
             return JSONResponse({"error": {"message": message, "code": 400}}, 400)
         self.received.append(prompt)
         events = self._answer(prompt, output, request.headers.get("X-Request-Id", "none"))
-        return StreamingResponse(events, media_type="text/event-stream")
+        if body.get("stream"):
+            return StreamingResponse(events, media_type="text/event-stream")
+        first, *_, usage = [json.loads(event.removeprefix("data: ")) async for event in events if event != _DONE]
+        return JSONResponse(first | {"usage": usage["usage"]})
 
     async def _answer(self, prompt: list[int], output: int, request_id: str) -> AsyncIterator[str]:
         self.waiting += 1
@@ -152,7 +170,7 @@ class FakePrefill:
                 self.running -= 1
         usage = {"prompt_tokens": len(prompt), "completion_tokens": output, "total_tokens": len(prompt) + output}
         yield _event({"choices": [], "usage": usage | {"prompt_tokens_details": {"cached_tokens": cached}}})
-        yield "data: [DONE]\n\n"
+        yield _DONE
 
     def _cached(self, prompt: list[int]) -> int:
         """Tokens of the prefix hit; the prompt's blocks are in the cache afterwards."""
@@ -175,13 +193,28 @@ class FakePrefill:
             policy=self.policy,
         )
         entered = time.monotonic()
-        await asyncio.sleep(chosen.ttft_s)
+        await asyncio.sleep(makespan(self._seconds(chosen, cached), self.stages))
         self.steps += len(chosen.chunks)
         self.prompts.append(self._record(chosen, tokens, cached, entered) | {"request_id": request_id, "alone": alone})
+        if self.need_timing:
+            self._learn(chosen, cached)
+
+    def _seconds(self, chosen: Plan, cached: int) -> list[float]:
+        """What each step takes."""
+        return [self.truth.seconds(*step) for step in zip(chosen.chunks, _histories(chosen, cached), strict=True)]
+
+    def _learn(self, chosen: Plan, cached: int) -> None:
+        steps = zip(chosen.chunks, _histories(chosen, cached), self._seconds(chosen, cached), strict=True)
+        for chunk, history, seconds in steps:
+            self._calibrator.add(features([chunk], [history]), seconds)
+        refit = self._calibrator.refit()
+        if refit is not None:
+            self.model, self.source = refit.model, "traffic"
+            self.refits += 1
 
     def _record(self, chosen: Plan, tokens: int, cached: int, entered: float) -> dict[str, Any]:
         """The prompt as `isochunk`'s status reports it, with ``stages`` steps in flight at a time."""
-        seconds, entries = list(chosen.step_seconds), [entered]
+        seconds, entries = self._seconds(chosen, cached), [entered]
         exits: list[float] = []
         left = [entered] * self.stages
         for index, step in enumerate(seconds):
@@ -198,11 +231,11 @@ class FakePrefill:
             "tokens": tokens,
             "cached": cached,
             "chunks": list(chosen.chunks),
-            "histories": [cached + sum(chosen.chunks[:i]) for i in range(len(chosen.chunks))],
-            "predicted_s": seconds,
+            "histories": _histories(chosen, cached),
+            "predicted_s": list(chosen.step_seconds),
             "measured_s": seconds,
             "predicted_ttft_s": chosen.ttft_s,
-            "measured_ttft_s": time.monotonic() - entered,
+            "measured_ttft_s": makespan(seconds, self.stages),
             "entered_s": entries,
             "exited_s": exits,
         }
@@ -222,6 +255,10 @@ def serving(fake: FakePrefill) -> Iterator[str]:
         server.should_exit = True
         thread.join()
         listener.close()
+
+
+def _histories(chosen: Plan, cached: int) -> list[int]:
+    return [cached + done for done in accumulate(chosen.chunks[:-1], initial=0)]
 
 
 def _event(body: dict[str, Any]) -> str:

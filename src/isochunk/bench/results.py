@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from isochunk.bench.arms import Arm
 from isochunk.bench.client import Status
+from isochunk.bench.solo import left_out
 
 __all__ = ["Comparison", "Sample"]
 
@@ -71,8 +71,7 @@ class Comparison:
     @property
     def warnings(self) -> list[str]:
         """What spoilt samples, with how many; and how often isochunk's own guard was in force."""
-        counts = Counter(sample.disturbed for sample in self.samples if sample.disturbed)
-        warnings = [f"{count} x left out: {reason}" for reason, count in sorted(counts.items())]
+        warnings = left_out(sample.disturbed for sample in self.samples)
         if guarded := sum(sample.record["policy"] != sample.arm.policy for sample in self.clean):
             warnings.append(f"{guarded} x isochunk's guard used vLLM's own chunks after a plan did harm (counted in)")
         return warnings
