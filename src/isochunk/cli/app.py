@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from isochunk.cli import bench, check, compare, demo, fit, plan, proxy, serve
+from isochunk.cli import bench, calibrate, check, compare, demo, fit, plan, proxy, serve
 from isochunk.core.errors import IsochunkError
 
 __all__ = ["app", "main"]
@@ -26,6 +26,7 @@ app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown
 app.command("demo")(demo.demo_command)
 app.command("compare")(compare.compare_command)
 app.command("bench")(bench.bench_command)
+app.command("calibrate")(calibrate.calibrate_command)
 
 
 def main() -> None:
