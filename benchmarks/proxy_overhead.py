@@ -116,6 +116,13 @@ def rss_mib(process: subprocess.Popen[bytes]) -> float:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") / (1 << 20)
 
 
+def cpu_s(process: subprocess.Popen[bytes] | None) -> float:
+    """Processor seconds so far; of this process, the client, for None."""
+    with open(f"/proc/{process.pid if process else 'self'}/stat") as file:
+        fields = file.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(int(len(values) * share), len(values) - 1)]
 
@@ -126,7 +133,7 @@ async def measure(given: argparse.Namespace) -> dict[str, Any]:
     processes = []
     try:
         p_process, prefill = mock("prefill", "--delay", str(delay))
-        d_process, decode = mock("decode")
+        d_process, decode = mock("decode", "--ignore-kv")
         processes += [p_process, d_process]
         asks: dict[str, Ask] = {"direct": direct(prefill, decode)}
         commands = {
@@ -149,19 +156,28 @@ async def measure(given: argparse.Namespace) -> dict[str, Any]:
                 await wait_up(session, f"http://127.0.0.1:{port}")
             if given.memory:
                 return await memory(session, asks["isochunk"], processes[2], given)
-            return await latency(session, asks, given)
+            servers = dict(zip(commands, processes[2:], strict=True))
+            return await latency(session, asks, servers, given)
     finally:
         for process in processes:
             process.terminate()
             process.wait()
 
 
-async def latency(session: aiohttp.ClientSession, asks: dict[str, Ask], given: argparse.Namespace) -> dict[str, Any]:
+async def latency(
+    session: aiohttp.ClientSession,
+    asks: dict[str, Ask],
+    servers: dict[str, subprocess.Popen[bytes]],
+    given: argparse.Namespace,
+) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {name: [] for name in asks}
     rates: dict[str, list[float]] = {name: [] for name in asks}
+    cpu = dict.fromkeys(asks, 0.0)
     for _ in range(given.rounds):
         for name, ask in asks.items():
+            before = cpu_s(servers.get(name))
             values, rate = await load(session, ask, given.concurrency, given.requests)
+            cpu[name] += cpu_s(servers.get(name)) - before
             seconds[name] += values
             rates[name].append(rate)
     base = seconds["direct"]
@@ -171,6 +187,7 @@ async def latency(session: aiohttp.ClientSession, asks: dict[str, Ask], given: a
             "ttft_p99_ms": round(quantile(values, 0.99) * 1e3, 2),
             "added_median_ms": round((quantile(values, 0.5) - quantile(base, 0.5)) * 1e3, 2),
             "added_p99_ms": round((quantile(values, 0.99) - quantile(base, 0.99)) * 1e3, 2),
+            "cpu_ms_a_request": round(cpu[name] / len(values) * 1e3, 3),
             "requests_per_s": round(statistics.median(rates[name]), 1),
         }
         for name, values in seconds.items()

@@ -16,6 +16,7 @@ _DEEPEST = 64  # steps in flight that are remembered; pipelines are shallower
 class Load:
     """What waits, what is in the pipeline and what is expected to come; all in seconds of work on a stage.
 
+    Work is what does not depend on the cut; the overhead of a step is c0 and the re-reading of histories.
     A step of ``x`` seconds of work and ``overhead`` seconds of fixed cost costs the prompts of the queue
 
         D(x) = abar*v + max(x - own, 0)/2*v + (P-1)*T,    v = 1 + overhead/x,   T = x + overhead
@@ -43,31 +44,40 @@ class Load:
     system: float
     rounds: float
 
-    def cost(self, work: float, overhead: float) -> float:
-        """``D + rounds*R`` for steps of ``work`` seconds."""
+    def cost(self, work: float, overhead: float, *, split: bool = False) -> float:
+        """``D + rounds*R`` for steps of ``work`` seconds.
+
+        ``split``: the steps' ends fall within prompts, so that a prompt waits for half a step more.
+        """
         stretch = 1 + overhead / work
         way = (self.stages - 1) * (work + overhead)
-        together = max(work, self.own)
+        together = max(work, self.own) + (self.own / 2 if split else 0.0)
         cost = (self.abar + (together - self.own) / 2) * stretch + way
         if self.rounds:
             cost += self.rounds * max(self.system * stretch, together * stretch + way)
         return cost
 
-    def part(self, overhead: float) -> float:
-        """The seconds of work in a part of a prompt that cost least.
+    def work(self, overhead: float) -> float:
+        """The seconds of work in a step that cost least.
 
-        Both sides of R are convex and so is the sum: the least cost is where one side's is, or at the kink
-        between them. Without further rounds this is ``sqrt(overhead*abar/(P-1))``.
+        D and both sides of R are convex, for steps of several prompts and for parts of one: the least cost is
+        where one side's is, or at the kink between them. For parts of one prompt and no further rounds it is
+        ``sqrt(overhead*abar/(P-1))``.
         """
-        gaps = self.stages - 1
-        full = math.sqrt(overhead * (self.abar + self.rounds * self.system) / gaps)
-        sparse = math.sqrt(overhead * (self.abar + self.rounds * self.own) / (gaps * (1 + self.rounds)))
-        kink = (self.system - self.own) / gaps
-        return min(max(kink, sparse), full)
+        gaps, rounds = self.stages - 1, self.rounds
+        ahead = self.abar - self.own / 2
+        full = math.sqrt(overhead * (ahead + rounds * self.system) / (gaps + 0.5))
+        sparse = math.sqrt(overhead * ahead / (gaps + 0.5 + rounds * self.stages))
+        several = min(max(self.system / self.stages, sparse), full)
+        if several >= self.own:
+            return several
+        full = math.sqrt(overhead * (self.abar + rounds * self.system) / gaps)
+        sparse = math.sqrt(overhead * (self.abar + rounds * self.own) / (gaps * (1 + rounds)))
+        return min(max((self.system - self.own) / gaps, sparse), full, self.own)
 
     def pieces(self, work: float, overhead: float) -> int:
         """Into how many steps to cut ``work`` seconds of one prompt."""
-        ideal = work / self.part(overhead)
+        ideal = work / self.work(overhead)
         low = max(math.floor(ideal), 1)
         if ideal <= low:
             return low
@@ -75,21 +85,22 @@ class Load:
 
 
 class Stream:
-    """What the planner remembers of the steps it has made since the pipeline was last empty.
+    """What the planner remembers of the steps it has made.
 
-    As much work as has come in that time is expected to come again: a stream that has lasted is likely to
-    last as long once more, and a burst after a pause is likely to be all there is.
+    As much work as has come since the pipeline was last empty is expected to come again: a stream that has
+    lasted is likely to last as long once more, and a burst after a pause is likely to be all there is.
     """
 
     def __init__(self) -> None:
         self._ended: deque[float] = deque(maxlen=_DEEPEST)
-        self.restart()
+        self._head = ("", 0)
+        self._first: float | None = None
+        self._taken = 0.0
 
     def restart(self) -> None:
         """The pipeline is empty."""
-        self._first: float | None = None
+        self._first = None
         self._taken = 0.0
-        self._head = ("", 0)
 
     def came(self, queued: float) -> float:
         """Seconds of work that came after the pipeline filled, now that ``queued`` seconds wait."""

@@ -118,8 +118,9 @@ class StepPlanner:
                 return 0
             known = self._cut(model, prompt)
         chunk = known[1][prompt.history]
-        self._stream.came(model.marginal(prompt.remaining, prompt.history))
-        self._take(model, prompt, chunk)
+        self._stream.came(model.work(prompt.history, prompt.history + prompt.remaining))
+        ended = self._whole(model, prompt) if chunk == prompt.remaining else 0.0
+        self._stream.take(model.work(prompt.history, prompt.history + chunk), ended)
         return chunk
 
     def _cut(self, model: CostModel, prompt: Prefill) -> tuple[Plan, dict[int, int]]:
@@ -139,44 +140,56 @@ class StepPlanner:
         self, model: CostModel, queue: Sequence[Prefill], more: int, other_seconds: float, in_flight: int
     ) -> int:
         """Whole prompts, or an even part of the first, in the step that costs the queue least."""
-        works = [model.marginal(prompt.remaining, prompt.history) for prompt in queue]
-        whole = self._whole(model, queue[0])
+        works = [model.work(prompt.history, prompt.history + prompt.remaining) for prompt in queue]
+        head = queue[0]
+        whole = self._whole(model, head)
         load = self._load(works, more, whole, in_flight)
-        total = self._first_part(model, queue[0], load, whole, other_seconds)
-        if total < queue[0].remaining:
-            self._take(model, queue[0], total)
+        total = self._first_part(model, head, load, other_seconds)
+        if total < head.remaining:
+            self._stream.take(model.work(head.history, head.history + total), 0.0)
             return total
         work = works[0]
+        overhead = model.c0 + other_seconds + model.c3 * head.history
         for prompt, its_work in zip(queue[1:], works[1:], strict=True):
+            reread = model.c3 * prompt.history
+            alone = load.cost(work, overhead)
+            joint = load.cost(work + its_work, overhead + reread)
+            if joint > alone or joint > self._apart(model, load, prompt, its_work, other_seconds):
+                part = self._part(model, load, work, overhead, prompt, self.max_chunk - total)
+                total += part
+                self._stream.take(work + model.work(prompt.history, prompt.history + part), whole - works[0] + work)
+                return total
             if total + prompt.remaining > self.max_chunk:
-                break
-            if not self._together(model, load, work, prompt, its_work, other_seconds):
                 break
             total += prompt.remaining
             work += its_work
-        self._stream.take(work, work - works[0] + whole)
+            overhead += reread
+        self._stream.take(work, whole - works[0] + work)
         return total
 
-    def _together(
-        self, model: CostModel, load: Load, work: float, prompt: Prefill, its_work: float, other_seconds: float
-    ) -> bool:
-        """Whether steps that hold the next prompt too are better than steps without it and steps of its own."""
-        overhead = model.c0 + other_seconds
-        joint = load.cost(work + its_work, overhead)
-        if joint > load.cost(work, overhead):
-            return False
-        step_cost = model.step_cost(prompt.history, prompt.history + prompt.remaining) + other_seconds
-        return joint <= load.cost(its_work / load.pieces(its_work, step_cost), overhead)
+    def _apart(self, model: CostModel, load: Load, prompt: Prefill, work: float, other_seconds: float) -> float:
+        """The cost of steps for the next prompt alone, in parts if that is better."""
+        overhead = model.step_cost(prompt.history, prompt.history + prompt.remaining) + other_seconds
+        return load.cost(work / load.pieces(work, overhead), overhead)
+
+    def _part(self, model: CostModel, load: Load, work: float, overhead: float, prompt: Prefill, room: int) -> int:
+        """Tokens of the next prompt that make the step as long as it should be; 0 when that does not pay."""
+        overhead += model.c3 * prompt.history
+        full = load.work(overhead)
+        spare = full - work
+        if spare < _PART * full or load.cost(full, overhead, split=True) > load.cost(
+            work, overhead - model.c3 * prompt.history
+        ):
+            return 0
+        size = align(
+            prompt.history, model.marginal_chunk(spare + model.c3 * prompt.history, prompt.history), room, self.block
+        )
+        return size if size < prompt.remaining else 0
 
     def _whole(self, model: CostModel, prompt: Prefill) -> float:
         """Work of the first prompt of the queue, from its first step on."""
         start = self._stream.start_of(prompt.key, prompt.history)
-        return model.marginal(prompt.history + prompt.remaining - start, start)
-
-    def _take(self, model: CostModel, prompt: Prefill, chunk: int) -> None:
-        whole = self._whole(model, prompt)
-        ended = whole if chunk == prompt.remaining else 0.0
-        self._stream.take(model.work(prompt.history, prompt.history + chunk), ended)
+        return model.work(start, prompt.history + prompt.remaining)
 
     def _load(self, works: Sequence[float], more: int, whole: float, in_flight: int) -> Load:
         queued = queued_sum = 0.0
@@ -197,20 +210,37 @@ class StepPlanner:
             rounds=self._stream.came(queued - done) / queued,
         )
 
-    def _first_part(
-        self, model: CostModel, prompt: Prefill, load: Load, whole: float, other_seconds: float
-    ) -> int:
+    def _first_part(self, model: CostModel, prompt: Prefill, load: Load, other_seconds: float) -> int:
         """The whole prompt or the first of equally long parts of it."""
         at, end = prompt.history, prompt.history + prompt.remaining
         step_cost = model.step_cost(at, end)
         work = model.work(at, end)
-        part = whole / load.pieces(whole, step_cost + other_seconds)
+        start = self._stream.start_of(prompt.key, at)
+        part = self._even_part(model, load, start, end, step_cost + other_seconds)
         pieces = max(round(work / part), math.ceil(prompt.remaining / self.max_chunk), 1)
         if pieces == 1:
             return prompt.remaining
         size = model.marginal_chunk(work / pieces + step_cost - model.c0, at)
         size = align(at, max(size, float(self.min_chunk)), self.max_chunk, self.block)
         return min(size, prompt.remaining)
+
+    def _even_part(self, model: CostModel, load: Load, start: int, end: int, overhead: float) -> float:
+        """Seconds of work in each part of a prompt.
+
+        The first parts may hold no more than the limit allows; where the law asks for longer steps than that,
+        the steps before the others' length is reached are taken to leave a gap behind them.
+        """
+        whole = model.work(start, end)
+        ideal = whole / load.pieces(whole, overhead)
+        part = model.work(start, start + self.max_chunk)
+        best = (math.inf, ideal)
+        while part < ideal:
+            slope = part / self.max_chunk - model.c1
+            reach = min(max(slope / model.c2 - self.max_chunk / 2, start), end) if model.c2 else start
+            steps = (reach - start) / self.max_chunk + model.work(reach, end) / part
+            best = min(best, (load.cost(part, overhead) * max(steps * part / whole, 1.0), part))
+            part *= 1.5
+        return best[1]
 
     def _fill(self, model: CostModel, queue: Sequence[Prefill], seconds: float) -> int:
         """Tokens that take ``seconds`` when handed to the queue in order."""

@@ -18,7 +18,9 @@ _STARTS = ((1.0, 1.0), (0.7, 1.1), (0.5, 1.1), (0.5, 1.25), (0.3, 1.1), (0.3, 1.
 _ROUNDS = 5
 
 
-def tapered_ends(models: Sequence[CostModel], slowest: CostModel, start: int, end: int, counts: Sequence[int]) -> Floats:
+def tapered_ends(
+    models: Sequence[CostModel], slowest: CostModel, start: int, end: int, counts: Sequence[int]
+) -> Floats:
     """Where the chunks of the best tapered cut end, not rounded.
 
     With the slowest stage never idle, a prompt takes the first step's time on the stages before it, all steps'

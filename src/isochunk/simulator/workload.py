@@ -123,7 +123,9 @@ class Lengths:
         return min(max(round(bell.inv_cdf(share)), self.least), self.most)
 
 
-def make_requests(count: int, lengths: Lengths, *, prefix_hit: float = 0.0, block: int = 1, seed: int = 0) -> list[Request]:
+def make_requests(
+    count: int, lengths: Lengths, *, prefix_hit: float = 0.0, block: int = 1, seed: int = 0
+) -> list[Request]:
     """``count`` requests of random lengths of which the share ``prefix_hit`` is cached, in whole blocks."""
     if count < 1:
         raise WorkloadError(f"requests = {count} must be at least 1")

@@ -1,0 +1,66 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isochunk.core.cost import CostModel
+from isochunk.core.load import Load
+from isochunk.core.steps import Prefill, StepPlanner
+
+MODEL = CostModel(0.0261, 6.03e-6, 6.5e-10, 5.39e-7)
+
+loads = st.builds(
+    lambda stages, own, ahead, others, rounds: Load(
+        stages=stages, abar=own * (1 + ahead), own=own, system=own * (1 + ahead + others), rounds=rounds
+    ),
+    st.integers(2, 16),
+    st.floats(1e-3, 100),
+    st.floats(0, 20),
+    st.floats(0, 20),
+    st.floats(0, 50),
+)
+
+
+@given(loads, st.floats(1e-3, 1), st.floats(0.05, 20))
+def test_no_step_costs_less_than_the_laws(load, overhead, factor):
+    best = load.work(overhead)
+    assert load.cost(best, overhead) <= load.cost(best * factor, overhead) * (1 + 1e-9)
+
+
+def test_one_prompt_and_no_stream_give_the_single_prompt_law():
+    load = Load(stages=5, abar=6.0, own=6.0, system=6.0, rounds=0)
+    assert load.work(0.1) == pytest.approx((0.1 * 6.0 / 4) ** 0.5)
+
+
+def test_a_lasting_stream_makes_steps_longer_than_a_burst():
+    burst = Load(stages=4, abar=30.0, own=6.0, system=60.0, rounds=0)
+    stream = Load(stages=4, abar=30.0, own=6.0, system=60.0, rounds=5)
+    assert stream.work(0.05) > 1.5 * burst.work(0.05)
+
+
+def test_a_stream_too_thin_to_fill_the_stages_keeps_steps_short():
+    thin = Load(stages=16, abar=6.0, own=6.0, system=12.0, rounds=5)
+    thick = Load(stages=16, abar=6.0, own=6.0, system=120.0, rounds=5)
+    assert thin.work(0.05) < thick.work(0.05)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 200000), st.integers(1, 200000)), min_size=1, max_size=12),
+    st.integers(0, 50),
+    st.lists(st.floats(0.01, 5), max_size=8),
+    st.integers(1, 16),
+)
+def test_the_budget_is_always_at_least_a_token_and_at_most_the_limit(prompts, more, in_flight, stages):
+    planner = StepPlanner(stages=stages, max_chunk=32768, block=16)
+    queue = [Prefill(str(index), history, remaining) for index, (history, remaining) in enumerate(prompts)]
+    for _ in range(3):
+        assert 1 <= planner.tokens(MODEL, queue, more=more, in_flight=in_flight) <= 32768
+
+
+def test_small_remainders_at_a_high_prefix_hit_are_not_split():
+    planner = StepPlanner(stages=2, max_chunk=32768, block=16)
+    queue = [Prefill(str(index), 130000, 320) for index in range(8)]
+    assert planner.tokens(MODEL, queue, in_flight=[0.2]) % 320 == 0
+
+
+def test_one_stage_gets_vllms_own_budget():
+    assert StepPlanner(stages=1, max_chunk=8192).tokens(MODEL, [Prefill("a", 0, 100000)]) == 8192

@@ -1,0 +1,145 @@
+import math
+import time
+
+import numpy as np
+import pytest
+
+from isochunk.core.cost import CostModel
+from isochunk.core.errors import PlanError, WorkloadError
+from isochunk.core.flowshop import completion_times
+from isochunk.core.planner import evaluate, plan
+from isochunk.simulator import ClosedLoop, Deployment, Lengths, OpenLoop, Request, make_requests, poisson, simulate
+from isochunk.simulator.policies import POLICIES
+
+KIMI = CostModel(0.0261, 6.03e-6, 6.5e-10, 5.39e-7)
+
+
+def machine(stages=4, **changes):
+    return Deployment(models=(KIMI,) * stages, **changes)
+
+
+def prompt(tokens, **changes):
+    return OpenLoop([Request(key="only", tokens=tokens, **changes)])
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8])
+@pytest.mark.parametrize("cached", [0, 50000])
+def test_one_prompt_takes_exactly_what_the_closed_form_says(stages, cached):
+    deployment = machine(stages, in_flight=stages + 60)
+    result = simulate(deployment, prompt(131072, cached=cached))
+    expected = plan(KIMI, 131072, stages, cached=cached, max_chunk=32768, block=16)
+    assert result.steps == len(expected.chunks)
+    assert result.ttft[0] == pytest.approx(expected.ttft_s, rel=1e-12)
+
+
+def test_k_steps_in_flight_follow_the_recursion():
+    result = simulate(machine(4, max_tokens=8192), prompt(131072), "fixed")
+    histories = np.arange(0, 131072, 8192)
+    times = np.repeat(KIMI.seconds(8192.0, histories.astype(float))[:, None], 4, axis=1)
+    assert result.ttft[0] == pytest.approx(completion_times(times, in_flight=4)[-1, -1], rel=1e-12)
+
+
+def test_stages_that_differ_follow_the_recursion():
+    models = (KIMI, KIMI.scaled(1.3), KIMI)
+    deployment = Deployment(models=models, max_tokens=16384, in_flight=50)
+    result = simulate(deployment, prompt(131072), "fixed")
+    assert result.ttft[0] == pytest.approx(evaluate(models, [16384] * 8), rel=1e-12)
+
+
+def test_send_and_return_latency_are_on_the_way_of_a_lone_step():
+    result = simulate(machine(3, send_s=0.5, return_s=0.25), prompt(1000), "fixed")
+    assert result.ttft[0] == pytest.approx(3 * KIMI.seconds(1000) + 2 * 0.5 + 0.25)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_computes_every_token_once_and_within_the_budget(policy):
+    requests = make_requests(40, Lengths(shape="uniform", least=100, most=60000), prefix_hit=0.5, block=16, seed=3)
+    result = simulate(machine(2, max_tokens=8192), ClosedLoop(requests, 4), policy, record=True)
+    seen = {request.key: request.cached for request in requests}
+    for step in result.recorded[0]:
+        assert 0 < sum(chunk for _, chunk, _ in step.parts) <= 8192
+        for part, chunk, history in step.parts:
+            assert history == seen[part.request.key]
+            seen[part.request.key] += chunk
+    assert seen == {request.key: request.tokens for request in requests}
+    assert len(result.finished) == 40
+
+
+def test_a_closed_loop_has_never_more_than_its_concurrency_in_the_system():
+    result = simulate(machine(2), ClosedLoop(make_requests(30, Lengths(mean=20000)), 3))
+    starts = sorted(request.arrived for request in result.finished)
+    ends = sorted(request.first_token for request in result.finished)
+    assert all(start >= end for start, end in zip(starts[3:], ends, strict=False))
+
+
+def test_closed_loop_throughput_obeys_littles_law():
+    requests = make_requests(400, Lengths(mean=16384), block=16)
+    result = simulate(machine(2), ClosedLoop(requests, 4), "fixed", chunk=8192)
+    assert 400 / result.seconds == pytest.approx(4 / result.ttft.mean(), rel=0.02)
+
+
+def test_two_instances_share_the_work_and_shorten_the_wait():
+    workload = [make_requests(60, Lengths(mean=32768), block=16, seed=1) for _ in range(2)]
+    one = simulate(machine(2), poisson(workload[0], 0.9, seed=1), "fixed", chunk=8192)
+    two = simulate(machine(2, instances=2), poisson(workload[1], 0.9, seed=1), "fixed", chunk=8192)
+    assert two.ttft.mean() < one.ttft.mean()
+    assert all(
+        steps
+        for steps in (
+            len(i) for i in simulate(machine(2, instances=2), poisson(workload[0], 0.9), record=True).recorded
+        )
+    )
+
+
+def test_bubbles_are_the_idle_share_of_the_busy_time():
+    result = simulate(machine(4, max_tokens=8192), prompt(8192), "fixed")
+    assert result.bubbles == pytest.approx([0.75] * 4)
+
+
+def test_under_load_isochunk_beats_its_own_fixed_budget():
+    requests = make_requests(64, Lengths(mean=131072), block=16)
+    fixed, law = (simulate(machine(8), ClosedLoop(requests, 4), policy).ttft.mean() for policy in ("fixed", "optimal"))
+    assert law < 0.8 * fixed
+
+
+def test_a_thousand_mixed_requests_on_eight_stages_take_under_half_a_second_a_hundred():
+    requests = make_requests(1000, Lengths(shape="uniform", least=1000, most=65536), block=16)
+    begin = time.process_time()
+    simulate(machine(8), poisson(requests, 0.3))
+    assert time.process_time() - begin < 5.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"models": ()}, "stages = 0"),
+        ({"in_flight": 3}, "K = 3 must be at least the 4 stages"),
+        ({"send_s": -1.0}, "send_s"),
+        ({"return_s": math.nan}, "return_s"),
+        ({"max_tokens": 0}, "max_tokens = 0"),
+        ({"router": "magic"}, "router"),
+    ],
+)
+def test_an_impossible_machine_is_refused_by_name(changes, message):
+    with pytest.raises(PlanError, match=message):
+        Deployment(**({"models": (KIMI,) * 4} | changes))
+
+
+def test_empty_and_impossible_workloads_are_refused():
+    with pytest.raises(WorkloadError, match="empty"):
+        OpenLoop([])
+    with pytest.raises(WorkloadError, match="concurrency = 0"):
+        ClosedLoop(make_requests(1, Lengths(mean=5)), 0)
+    with pytest.raises(WorkloadError, match="arrival"):
+        Request(key="a", tokens=5, arrival=-1.0)
+    with pytest.raises(WorkloadError, match="rate = 0"):
+        poisson(make_requests(1, Lengths(mean=5)), 0.0)
+    with pytest.raises(PlanError, match="policy = 'best'"):
+        simulate(machine(2), prompt(10), "best")
+
+
+def test_truncated_normal_lengths_stay_inside():
+    lengths = Lengths(shape="normal", mean=32768, std=32768, least=4096, most=65536)
+    tokens = [request.tokens for request in make_requests(500, lengths)]
+    assert 4096 <= min(tokens) < 8000
+    assert 60000 < max(tokens) <= 65536
