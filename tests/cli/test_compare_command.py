@@ -27,7 +27,9 @@ def url(fake: FakePrefill) -> Iterator[str]:
 
 
 def run(url, *options):
-    return CliRunner().invoke(app, ["compare", "--url", url, *options], catch_exceptions=True)
+    # Wide enough for the table however wide the spreads are that the machine gives.
+    runner = CliRunner(env={"COLUMNS": "120"})
+    return runner.invoke(app, ["compare", "--url", url, *options], catch_exceptions=True)
 
 
 def test_table_verdict_report_and_results_come_out(url, tmp_path):

@@ -76,7 +76,9 @@ class Calibration:
             found = f"{self.before['policy']} {self.before['chunk'] or ''}".rstrip()
             warnings.append(f"the policy was {found}; the run used optimal and put it back")
         if not self.before["need_timing"]:
-            warnings.append("need_timing is off on this server, so nothing was learnt; switch it on to calibrate")
+            warnings.append(
+                "need_timing is off on this server, so traffic teaches it nothing; start it with need_timing on"
+            )
         elif not self.learnt and (self.error(self.after) or 0.0) > _FAR_OFF:
             warnings.append(
                 f"nothing was learnt from {self.moved.get('steps', 0)} steps although the model is far off; "
