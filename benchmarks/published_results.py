@@ -162,8 +162,8 @@ fixed sizes lost 10 to 42 ms, so 19 ms a step does not explain it.
 
 Prompt tokens a second of the prefill instance. Closed loop without pauses, 8 requests a client, ramp and end
 included; the published runs had a decode side and a KV transfer behind them, which is not simulated. No bound is
-claimed for these rows, and they don't match: the published dynamic run switches itself off under load and is slower than
-the fixed one, the rule as simulated keeps on and is faster.
+claimed for these rows, and they don't match: the published dynamic run switches itself off under load and is slower
+than the fixed one, the rule as simulated keeps on and is faster.
 
 {table(["concurrency", "policy", "published", "simulated", "error"], under_load(models[KIMI], sweep))}
 
@@ -183,8 +183,8 @@ communication); 400 requests, no pauses.
 
 What could not be matched: the published page names neither the number of requests nor what the clients wait for between
 them, nor whether decoding shares the run; `mid` and `hi` fit the same pair and differ here by the step cost, which at
-300 new tokens a prompt is nearly all there is. The two rows without a pipeline are far off: they rest on the scaling assumed above, in which
-wider tensor parallelism costs no communication and a stage's fixed cost halves with it.
+300 new tokens a prompt is nearly all there is. The two rows without a pipeline are far off: they rest on the scaling
+assumed above, in which wider tensor parallelism costs no communication and a stage's fixed cost halves with it.
 """
 
 

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from isochunk.cli import bench, calibrate, check, compare, demo, fit, plan, proxy, serve
+from isochunk.cli import bench, calibrate, check, compare, demo, fit, plan, proxy, serve, simulate, tune
 from isochunk.core.errors import IsochunkError
 
 __all__ = ["app", "main"]
@@ -27,6 +27,8 @@ app.command("demo")(demo.demo_command)
 app.command("compare")(compare.compare_command)
 app.command("bench")(bench.bench_command)
 app.command("calibrate")(calibrate.calibrate_command)
+app.command("simulate")(simulate.simulate_command)
+app.command("tune")(tune.tune_command)
 
 
 def main() -> None:

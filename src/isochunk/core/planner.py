@@ -216,7 +216,7 @@ def _optimal_cuts(
         target = _equal_target(model, start, end, n, limit)
         cuts.append((_equal_cut(model, start, end, n, target, limit, block), target))
     if models.count(model) < stages:
-        around = {max(round(ideal * factor), fewest, 1) for factor in (0.8, 1.0, 1.25, 1.6)}
+        around = {max(round(ideal * factor), fewest, 1) for factor in (0.85, 1.1, 1.45)}
         ends = tapered_ends(models, model, start, end, sorted(around))
         cuts.append((_rounded_cut(ends, start, end, limit, block), cuts[0][1]))
     size = _best_static(model, start, end, limit, block, stages, ideal)

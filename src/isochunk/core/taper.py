@@ -80,12 +80,12 @@ def _weights(shape: Sequence[float], count: int) -> Floats:
     # The exponent is bounded so that a steep ramp over many steps stays a number.
     rise = up * np.exp(np.minimum(index * math.log(up_ratio), 50.0))
     fall = down * np.exp(np.minimum(index[::-1] * math.log(down_ratio), 50.0))
-    return np.minimum(1.0, np.minimum(rise, fall))
+    return np.asarray(np.minimum(1.0, np.minimum(rise, fall)))
 
 
 def _ends(model: CostModel, start: int, end: int, weights: Floats) -> Floats:
     """Ends of chunks whose times on ``model``, without c0, are in proportion to ``weights``."""
-    share = np.cumsum(weights) / weights.sum()
+    share: Floats = np.cumsum(weights) / weights.sum()
     ends = _at_work(model, start, share * model.work(start, end))
     if model.c3 == 0:
         return ends

@@ -99,7 +99,7 @@ class AscendPolicy:
     def _predicted(self, chunk: int, history: int) -> float:
         if self._fitted is None:
             a, b, _ = self._profiled
-            return a * chunk * chunk + (2 * a * history + b) * chunk
+            return float(a * chunk * chunk + (2 * a * history + b) * chunk)
         a, b, c = self._fitted
         return a * chunk * (chunk + history) + b * (chunk + history) + c
 
