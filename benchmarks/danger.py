@@ -2,7 +2,7 @@
 
     python -m benchmarks.danger --model tiny-qwen3 --tokens 8192
 
-Starts a server on each spoilt model (step cost zero, 1e-9 and 100 times too small; and one probed while two other processes
+Starts a server on each spoilt model (step cost zero, 1e-9 and 100 times too small; one probed while two processes
 load the cores), sends two prompts under isochunk, then the same length under vLLM's own fixed size, and
 prints the TTFT of each over the fixed one. 1.1 is the most that the second may reach.
 """
