@@ -1,5 +1,5 @@
 import json
-from importlib.resources import files
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -9,6 +9,8 @@ from isochunk import CostModel
 
 settings.register_profile("ci", deadline=None, max_examples=60)
 settings.load_profile("ci")
+
+DATA = Path(__file__).parents[2] / "data"
 
 models = st.builds(
     CostModel,
@@ -21,7 +23,7 @@ models = st.builds(
 
 def published() -> dict[str, tuple[CostModel, int]]:
     """The published models with the number of stages that they were measured with."""
-    text = (files("isochunk.simulator") / "data" / "published_models.json").read_text()
+    text = (DATA / "published_models.json").read_text()
     return {
         name: (CostModel(*(m[k] for k in ("c0", "c1", "c2", "c3"))), m["stages"])
         for name, m in json.loads(text)["models"].items()

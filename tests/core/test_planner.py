@@ -1,7 +1,6 @@
 import json
 import math
 import time
-from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from isochunk import CostModel, makespan, plan
 from isochunk.core.errors import PlanError
 from isochunk.core.planner import POLICIES, evaluate, law_target, static_ttft
 
-from .conftest import models, published
+from .conftest import DATA, models, published
 
 MILLION = 1 << 20
 GRID = [
@@ -113,7 +112,7 @@ def test_closed_form_of_the_law_is_met_for_a_long_prompt() -> None:
 
 def test_published_kimi_sweep_is_reproduced_to_half_a_percent() -> None:
     model, stages = published()["kimi-k2.5-mxfp4@mi355x/pp4tp1"]
-    table = json.loads((files("isochunk.simulator") / "data" / "published_ttft.json").read_text())
+    table = json.loads((DATA / "published_ttft.json").read_text())
     sweep = table["fixed_chunk_sweep"]
     for row in sweep["rows"]:
         if "chunk" in row:
