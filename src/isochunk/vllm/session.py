@@ -26,8 +26,6 @@ __all__ = ["Session"]
 
 logger = logging.getLogger("vllm.isochunk")
 
-_STORE_PAUSE_S = 60.0
-
 
 class Session:
     """What the scheduler mixin holds: it owns the controller, the probe and the profile file.
@@ -46,7 +44,6 @@ class Session:
         self._path = _profile_path(config.profile, self._key)
         self._probe: Probe | None = None
         self._probing: Probe | None = None
-        self._stored_at = 0.0
         self._faulted = False
         self._load()
 
@@ -133,10 +130,8 @@ class Session:
         logger.warning("isochunk: %s; measuring again, the file is kept as %s", error, aside)
 
     def _store(self, fit: Fit, source: str) -> None:
-        now = time.monotonic()
-        if self._path is None or (source == "traffic" and now - self._stored_at < _STORE_PAUSE_S):
+        if self._path is None:
             return
-        self._stored_at = now
         floors = self.controller.floors
         profile = Profile(model=fit.model, key=self._key, fit=fit.as_dict(), floors=floors, source=source)
         try:
