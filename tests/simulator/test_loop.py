@@ -46,6 +46,14 @@ def test_stages_that_differ_follow_the_recursion():
     assert result.ttft[0] == pytest.approx(evaluate(models, [16384] * 8), rel=1e-12)
 
 
+def test_the_planner_tapers_its_cut_for_a_slow_last_stage():
+    models = (KIMI, KIMI, KIMI, KIMI.scaled(1.2))
+    result = simulate(Deployment(models=models, in_flight=60), prompt(131072))
+    assert result.ttft[0] == pytest.approx(plan(models, 131072, max_chunk=32768, block=16).ttft_s, rel=1e-12)
+    even = plan(KIMI.scaled(1.2), 131072, 4, max_chunk=32768, block=16).chunks
+    assert result.ttft[0] < 0.97 * evaluate(models, even)
+
+
 def test_send_and_return_latency_are_on_the_way_of_a_lone_step():
     result = simulate(machine(3, send_s=0.5, return_s=0.25), prompt(1000), "fixed")
     assert result.ttft[0] == pytest.approx(3 * KIMI.seconds(1000) + 2 * 0.5 + 0.25)

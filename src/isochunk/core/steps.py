@@ -36,15 +36,28 @@ class StepPlanner:
         block: KV block size; chunks end on its multiples.
         min_chunk: least tokens of a chunk, where the prompt has them.
         smooth: 1 follows the plan, 0 is ``max_chunk``, between blends the two.
+        stage_models: cost of a step on each stage when they differ; prompts alone are then cut for them.
     """
 
-    def __init__(self, *, stages: int, max_chunk: int, block: int = 1, min_chunk: int = 1, smooth: float = 1.0) -> None:
+    def __init__(
+        self,
+        *,
+        stages: int,
+        max_chunk: int,
+        block: int = 1,
+        min_chunk: int = 1,
+        smooth: float = 1.0,
+        stage_models: Sequence[CostModel] = (),
+    ) -> None:
         if stages < 1 or max_chunk < 1 or block < 1 or not 0 <= smooth <= 1:
             raise PlanError(
                 f"stages = {stages}, max_chunk = {max_chunk}, block = {block} must be at least 1 "
                 f"and smooth = {smooth} between 0 and 1"
             )
+        if stage_models and len(stage_models) != stages:
+            raise PlanError(f"{len(stage_models)} stage models do not fit stages = {stages}")
         self.stages = stages
+        self._stage_models = tuple(stage_models)
         self.max_chunk = max_chunk
         self.block = block
         self.min_chunk = min(min_chunk, max_chunk)
@@ -125,7 +138,14 @@ class StepPlanner:
 
     def _cut(self, model: CostModel, prompt: Prefill) -> tuple[Plan, dict[int, int]]:
         end = prompt.history + prompt.remaining
-        cut = plan(model, end, self.stages, cached=prompt.history, max_chunk=self.max_chunk, block=self.block)
+        cut = plan(
+            self._stage_models or model,
+            end,
+            self.stages,
+            cached=prompt.history,
+            max_chunk=self.max_chunk,
+            block=self.block,
+        )
         chunks: dict[int, int] = {}
         at = prompt.history
         for size in cut.chunks:

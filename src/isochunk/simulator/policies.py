@@ -106,6 +106,7 @@ def make_policy(
         block=deployment.block,
         min_chunk=min_chunk or 1,
         smooth=smooth,
+        stage_models=() if deployment.models.count(model) == deployment.stages else deployment.models,
     )
     for known in PLANNER_POLICIES:
         if name == known:
