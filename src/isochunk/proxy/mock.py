@@ -33,6 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--max-chunk", type=int, default=8192)
     parser.add_argument("--hide-model", action="store_true")
     parser.add_argument("--delay", type=float, default=0.0, help="seconds of each prefill without --coefficients")
+    parser.add_argument("--ignore-kv", action="store_true", help="D answers without fetching any KV")
     parser.add_argument("--interval", type=float, default=0.0, help="seconds between two words of D")
     parser.add_argument("--filler", type=int, default=0, help="characters added to each word of D")
     given = parser.parse_args(arguments)
@@ -45,6 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
         model=model,
         hide_model=given.hide_model,
         delay_s=given.delay,
+        ignore_kv=given.ignore_kv,
         interval_s=given.interval,
         filler=given.filler,
     )

@@ -26,6 +26,7 @@ from isochunk.proxy.price import NodeModel
 __all__ = ["MockNode"]
 
 MODEL = "mock"
+_MOST_HELD = 10_000  # a D that fetches nothing must not fill the memory
 _JSON = [(b"content-type", b"application/json")]
 _EVENTS = [(b"content-type", b"text/event-stream")]
 
@@ -38,6 +39,7 @@ class MockNode:
         model: P's cost model.
         hide_model: take the model's time, but do not tell it.
         delay_s: seconds that each prefill takes, all at once, when there is no model.
+        ignore_kv: D answers without fetching any KV.
         interval_s: seconds between two words of D.
         filler: characters added to each word of D.
     """
@@ -49,6 +51,7 @@ class MockNode:
         model: NodeModel | None = None,
         hide_model: bool = False,
         delay_s: float = 0.0,
+        ignore_kv: bool = False,
         interval_s: float = 0.0,
         filler: int = 0,
     ) -> None:
@@ -56,6 +59,7 @@ class MockNode:
         self.model = model
         self.hide_model = hide_model
         self.delay_s = delay_s
+        self.ignore_kv = ignore_kv
         self.interval_s = interval_s
         self.filler = "." * filler
         self.knobs = mock_answers.Knobs()
@@ -135,6 +139,8 @@ class MockNode:
         answer: dict[str, Any] = mock_answers.answer(request, ["one"]) | {"usage": {"prompt_tokens": tokens}}
         if params.get("do_remote_decode"):
             self._held[key] = tokens
+            if len(self._held) > _MOST_HELD:
+                del self._held[next(iter(self._held))]
             if "transfer_id" not in params:
                 host, port = self.address
                 answer["kv_transfer_params"] = {
@@ -147,7 +153,9 @@ class MockNode:
 
     async def _decode(self, client: Client, request: dict[str, Any]) -> None:
         params = request.get("kv_transfer_params") or {}
-        if params.get("do_remote_prefill"):
+        if self.ignore_kv:
+            self.counts["ignored_kv"] += 1
+        elif params.get("do_remote_prefill"):
             await self._fetch_kv(params)
         else:
             self.counts["local_prefills"] += 1
