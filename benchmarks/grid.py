@@ -52,7 +52,7 @@ def best_cut(cell: Cell, positions: int = 192) -> float:
     chunk = places[None, :] - places[:, None]
     seconds = np.where((chunk > 0) & (chunk <= cell.limit), cell.model.seconds(chunk, places[:, None]), np.inf)
     finite = np.unique(seconds[np.isfinite(seconds)])
-    longest = finite[np.linspace(0, len(finite) - 1, 160).astype(int)]
+    longest = finite[np.linspace(0, len(finite) - 1, 80).astype(int)]
     return min(_total(np.where(seconds <= t, seconds, np.inf)) + (cell.stages - 1) * float(t) for t in longest)
 
 

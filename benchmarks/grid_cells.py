@@ -13,7 +13,7 @@ from isochunk.core.cost import CostModel
 from isochunk.simulator import ClosedLoop, Deployment, Lengths, make_requests, simulate
 
 STAGES = (1, 2, 4, 8, 16)
-TOKENS = (2048, 8192, 32768, 131072, 262144, 524288, 1048576)
+TOKENS = (2048, 8192, 32768, 131072, 524288, 1048576)
 CONCURRENCY = (1, 4, 16)
 HITS = (0.0, 0.5, 0.9, 0.99)
 BLOCK = 16

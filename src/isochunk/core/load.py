@@ -47,11 +47,11 @@ class Load:
     def cost(self, work: float, overhead: float, *, split: bool = False) -> float:
         """``D + rounds*R`` for steps of ``work`` seconds.
 
-        ``split``: the steps' ends fall within prompts, so that a prompt waits for half a step more.
+        ``split``: the steps' ends fall within prompts, so that a prompt waits for one more step.
         """
         stretch = 1 + overhead / work
         way = (self.stages - 1) * (work + overhead)
-        together = max(work, self.own) + (self.own / 2 if split else 0.0)
+        together = max(work, self.own) + (self.own if split else 0.0)
         cost = (self.abar + (together - self.own) / 2) * stretch + way
         if self.rounds:
             cost += self.rounds * max(self.system * stretch, together * stretch + way)
@@ -88,25 +88,21 @@ class Stream:
     """What the planner remembers of the steps it has made.
 
     As much work as has come since the pipeline was last empty is expected to come again: a stream that has
-    lasted is likely to last as long once more, and a burst after a pause is likely to be all there is.
+    lasted is likely to last as long once more.
     """
 
     def __init__(self) -> None:
         self._ended: deque[float] = deque(maxlen=_DEEPEST)
         self._head = ("", 0)
-        self._first: float | None = None
         self._taken = 0.0
 
     def restart(self) -> None:
         """The pipeline is empty."""
-        self._first = None
         self._taken = 0.0
 
     def came(self, queued: float) -> float:
-        """Seconds of work that came after the pipeline filled, now that ``queued`` seconds wait."""
-        if self._first is None:
-            self._first = queued
-        return max(self._taken + queued - self._first, 0.0)
+        """Seconds of work since the pipeline was last empty, with the ``queued`` seconds that wait."""
+        return self._taken + queued
 
     def start_of(self, key: str, history: int) -> int:
         """Tokens that the first prompt of the queue had in the KV cache before its first step."""

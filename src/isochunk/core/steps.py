@@ -131,7 +131,6 @@ class StepPlanner:
                 return 0
             known = self._cut(model, prompt)
         chunk = known[1][prompt.history]
-        self._stream.came(model.work(prompt.history, prompt.history + prompt.remaining))
         ended = self._whole(model, prompt) if chunk == prompt.remaining else 0.0
         self._stream.take(model.work(prompt.history, prompt.history + chunk), ended)
         return chunk
