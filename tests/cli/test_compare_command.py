@@ -12,7 +12,12 @@ from isochunk.bench.fake import FakePrefill, serving
 from isochunk.cli.app import app
 from isochunk.core.errors import ConfigError
 
-ISOCHUNK = [sys.executable, "-c", "from isochunk.cli.app import main; main()"]
+# A test run in the background of a shell inherits an ignored SIGINT, and would pass it on.
+ISOCHUNK = [
+    sys.executable,
+    "-c",
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from isochunk.cli.app import main; main()",
+]
 
 
 @pytest.fixture
