@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 __all__ = ["Load", "Stream"]
@@ -43,6 +43,10 @@ class Load:
     own: float
     system: float
     rounds: float
+
+    def times(self, factor: float) -> Load:
+        """The same load with every prompt's work ``factor`` times as long."""
+        return replace(self, abar=self.abar * factor, own=self.own * factor, system=self.system * factor)
 
     def cost(self, work: float, overhead: float, *, split: bool = False) -> float:
         """``D + rounds*R`` for steps of ``work`` seconds.

@@ -167,14 +167,17 @@ class StepPlanner:
         if total < head.remaining:
             self._stream.take(model.work(head.history, head.history + total), 0.0)
             return total
+        # Each prompt's history is read at least once whatever the cut, so for whole prompts it counts as work.
+        parts = load
+        load = load.times(1 + model.c3 * sum(prompt.history for prompt in queue) / sum(works))
         work = works[0]
-        overhead = model.c0 + other_seconds + model.c3 * head.history
+        seconds = model.marginal(head.remaining, head.history)
+        overhead = model.c0 + other_seconds
         for prompt, its_work in zip(queue[1:], works[1:], strict=True):
-            reread = model.c3 * prompt.history
-            alone = load.cost(work, overhead)
-            joint = load.cost(work + its_work, overhead + reread)
-            if joint > alone or joint > self._apart(model, load, prompt, its_work, other_seconds):
-                part = self._part(model, load, work, overhead, prompt, self.max_chunk - total)
+            joint = load.cost(seconds + its_work + model.c3 * prompt.history, overhead)
+            alone = load.cost(seconds, overhead)
+            if joint > alone or joint > self._apart(model, load, parts, prompt, its_work, overhead):
+                part = self._part(model, load, seconds, overhead, prompt, self.max_chunk - total)
                 total += part
                 self._stream.take(work + model.work(prompt.history, prompt.history + part), whole - works[0] + work)
                 return total
@@ -182,27 +185,23 @@ class StepPlanner:
                 break
             total += prompt.remaining
             work += its_work
-            overhead += reread
+            seconds += its_work + model.c3 * prompt.history
         self._stream.take(work, whole - works[0] + work)
         return total
 
-    def _apart(self, model: CostModel, load: Load, prompt: Prefill, work: float, other_seconds: float) -> float:
+    def _apart(self, model: CostModel, load: Load, parts: Load, prompt: Prefill, work: float, overhead: float) -> float:
         """The cost of steps for the next prompt alone, in parts if that is better."""
-        overhead = model.step_cost(prompt.history, prompt.history + prompt.remaining) + other_seconds
-        return load.cost(work / load.pieces(work, overhead), overhead)
+        reread = model.step_cost(prompt.history, prompt.history + prompt.remaining) - model.c0
+        return load.cost(work / parts.pieces(work, overhead + reread) + reread, overhead)
 
-    def _part(self, model: CostModel, load: Load, work: float, overhead: float, prompt: Prefill, room: int) -> int:
+    def _part(self, model: CostModel, load: Load, seconds: float, overhead: float, prompt: Prefill, room: int) -> int:
         """Tokens of the next prompt that make the step as long as it should be; 0 when that does not pay."""
-        overhead += model.c3 * prompt.history
         full = load.work(overhead)
-        spare = full - work
-        if spare < _PART * full or load.cost(full, overhead, split=True) > load.cost(
-            work, overhead - model.c3 * prompt.history
-        ):
+        spare = full - seconds
+        reread = model.c3 * prompt.history
+        if spare < _PART * full or load.cost(full, overhead + reread, split=True) > load.cost(seconds, overhead):
             return 0
-        size = align(
-            prompt.history, model.marginal_chunk(spare + model.c3 * prompt.history, prompt.history), room, self.block
-        )
+        size = align(prompt.history, model.marginal_chunk(spare, prompt.history), room, self.block)
         return size if size < prompt.remaining else 0
 
     def _whole(self, model: CostModel, prompt: Prefill) -> float:
