@@ -17,7 +17,7 @@ from isochunk.core.errors import ConfigError, ServerError
 ISOCHUNK = [
     sys.executable,
     "-c",
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from isochunk.cli.app import main; main()",
+    "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from isochunk.cli.app import main; main()",
 ]
 TRUTH = CostModel(1e-3, 5e-6, 3e-9, 3e-9)
 WRONG = CostModel(2.5e-4, 1.25e-6, 7.5e-10, 7.5e-10)

@@ -16,7 +16,7 @@ from isochunk.core.errors import ConfigError
 ISOCHUNK = [
     sys.executable,
     "-c",
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from isochunk.cli.app import main; main()",
+    "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from isochunk.cli.app import main; main()",
 ]
 
 
