@@ -99,6 +99,15 @@ class Stream:
         self._ended: deque[float] = deque(maxlen=_DEEPEST)
         self._head = ("", 0)
         self._taken = 0.0
+        self._asked: tuple[str, int] | None = None
+        self._last = 0.0
+
+    def ask(self, key: str, history: int) -> None:
+        """A step is asked for while this prompt is first; asked again as it was, the last one was never made."""
+        if self._asked == (key, history) and self._last:
+            self._taken = max(self._taken - self._last, 0.0)
+            self._ended.pop()
+        self._asked, self._last = (key, history), 0.0
 
     def restart(self) -> None:
         """The pipeline is empty."""
@@ -121,4 +130,5 @@ class Stream:
     def take(self, work: float, ended: float) -> None:
         """A step takes ``work`` seconds from the queue, and prompts of ``ended`` seconds in all end in it."""
         self._taken += work
+        self._last = work
         self._ended.append(ended)

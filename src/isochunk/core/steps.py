@@ -112,6 +112,7 @@ class StepPlanner:
             target = model.seconds(self.fixed_chunk)
             return self._blend(self._fill(model, queue, target - model.c0 - other_seconds))
         in_flight = in_flight or ((in_flight_seconds,) if in_flight_seconds else ())
+        self._stream.ask(queue[0].key, queue[0].history)
         if not in_flight:
             self._stream.restart()
         tokens = 0

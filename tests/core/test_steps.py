@@ -1,0 +1,65 @@
+import pytest
+
+from isochunk import CostModel, plan
+from isochunk.core.errors import PlanError
+from isochunk.core.steps import Prefill, StepPlanner
+
+
+def planner(**options: object) -> StepPlanner:
+    return StepPlanner(**{"stages": 2, "max_chunk": 8192, "block": 16, **options})  # type: ignore[arg-type]
+
+
+def cut(steps: StepPlanner, model: CostModel, tokens: int, key: str = "a") -> list[int]:
+    """Chunks of a prompt alone, its last two steps in the pipeline."""
+    chunks: list[int] = []
+    at = 0
+    while at < tokens:
+        in_flight = [model.seconds(chunk, at) for chunk in chunks[-2:]]
+        chunks.append(min(steps.tokens(model, [Prefill(key, at, tokens - at)], in_flight=in_flight), tokens - at))
+        at += chunks[-1]
+    return chunks
+
+
+def test_a_prompt_alone_follows_its_plan(model: CostModel) -> None:
+    assert cut(planner(), model, 9000) == list(plan(model, 9000, 2, max_chunk=8192, block=16).chunks)
+
+
+def test_policies_switch_and_are_checked(model: CostModel) -> None:
+    steps = planner()
+    steps.use("fixed", 500)
+    assert cut(steps, model, 1200) == [500, 500, 200]
+    steps.use("first_chunk", 1000)
+    first, second, *_ = cut(steps, model, 5000)
+    assert first in range(992, 1009)
+    assert second < first
+    for policy, chunk in (("best", None), ("fixed", 0), ("fixed", 8193)):
+        with pytest.raises(PlanError):
+            steps.use(policy, chunk)  # type: ignore[arg-type]
+    assert steps.policy == "first_chunk"
+
+
+@pytest.mark.parametrize(("smooth", "expected"), [(0.0, 8192), (1.0, None)])
+def test_smoothing_blends_the_plan_with_the_full_size(model: CostModel, smooth: float, expected: int | None) -> None:
+    full = planner(smooth=smooth).tokens(model, [Prefill("a", 0, 20_000)])
+    assert full == (expected or plan(model, 20_000, 2, max_chunk=8192, block=16).chunks[0])
+
+
+def test_chunks_keep_to_their_floor(model: CostModel) -> None:
+    assert min(cut(planner(min_chunk=700), model, 20_000)[:-1]) >= 700
+
+
+def test_steps_that_are_never_made_leave_no_trace(model: CostModel) -> None:
+    # A prompt waits for KV blocks while decodes keep the pipeline busy: the planner is asked again and again.
+    waiting = planner()
+    for _ in range(1000):
+        waiting.tokens(model, [Prefill("a", 0, 8192)], other_seconds=0.001, in_flight=[0.01])
+    fresh = planner()
+    first = fresh.tokens(model, [Prefill("a", 0, 8192)], other_seconds=0.001, in_flight=[0.01])
+    again = waiting.tokens(model, [Prefill("a", 0, 8192)], other_seconds=0.001, in_flight=[0.01])
+    assert again == first
+
+
+@pytest.mark.parametrize("wrong", [{"stages": 0}, {"max_chunk": 0}, {"block": 0}, {"smooth": 1.5}])
+def test_bad_arguments_are_named(wrong: dict[str, object]) -> None:
+    with pytest.raises(PlanError, match=next(iter(wrong))):
+        planner(**wrong)
