@@ -155,8 +155,8 @@ The authors' own predictions from their timer, which sees forward passes only, a
     }
 
 Every fixed size is within 0.5% of the authors' predictions and within 3% of their measurements. Their dynamic cut is
-within 0.5% of their prediction and 4.8% below their measurement: it lost 60 ms a step against its prediction where the
-fixed sizes lost 10 to 42 ms, so 19 ms a step does not explain it.
+within 0.5% of their prediction and 4.8% below their measurement: it lost 60 ms a chunk against its prediction where
+the fixed sizes lost 18 to 42 ms, so 19 ms a step does not explain it.
 
 ## The same at concurrency 4 and 16
 

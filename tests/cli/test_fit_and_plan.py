@@ -65,6 +65,9 @@ def test_a_prefix_hit_is_not_planned_again(tmp_path: Path) -> None:
         ([(64, 0, 1)] * 6, "chunk,past,seconds", "column 'history' is missing"),
         ([(64, 0, "fast")] * 6, "chunk,history,seconds", "line 2: seconds = 'fast'"),
         ([], "chunk,history,seconds", "no samples"),
+        ([(64, 0, 1, 7)] * 6, "chunk,history,seconds", "line 2: more fields"),
+        ([(64.5, 0, 1)] * 6, "chunk,history,seconds", "chunk = '64.5' must be a whole number"),
+        ([(64, 0, 1, 2)] * 6, "chunk,history,seconds,stage", "stages \\[2\\] must be numbered from 0"),
     ],
 )
 def test_bad_samples_are_named_and_write_nothing(
@@ -91,3 +94,21 @@ def test_an_unknown_policy_is_named(tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text(json.dumps(TRUE.as_dict()))
     with pytest.raises(IsochunkError, match="'best' must be one of optimal"):
         run("plan", "--profile", tmp_path / "p.json", "--stages", 2, "--tokens", 8, "--policy", "best")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--tokens", 10**20, "--stages", 2), f"tokens = {10**20}"),
+        (("--tokens", 8192, "--stages", 10**6), "stages = 1000000"),
+        (("--tokens", 8192), "stages is missing"),
+    ],
+)
+def test_sizes_out_of_this_world_are_refused_at_once(tmp_path: Path, options: tuple[object, ...], named: str) -> None:
+    (tmp_path / "p.json").write_text(json.dumps(TRUE.as_dict()))
+    with pytest.raises(IsochunkError, match=named):
+        run("plan", "--profile", tmp_path / "p.json", *options)
+
+
+def test_the_version_is_told() -> None:
+    assert run("--version").startswith("isochunk 0.")

@@ -61,7 +61,7 @@ def test_features_are_what_the_coefficients_multiply(model: CostModel) -> None:
     assert float(features(chunks, histories) @ vector) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -1e-9, "1", None, True])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1e-9, 1e300, "1", None, True])
 @pytest.mark.parametrize("name", ["c0", "c1", "c2", "c3"])
 def test_unusable_coefficients_never_make_a_model(name: str, value: object) -> None:
     good = {"c0": 0.01, "c1": 1e-5, "c2": 1e-9, "c3": 0.0}

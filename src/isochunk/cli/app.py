@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+from isochunk import __version__
 from isochunk.cli import bench, calibrate, check, compare, demo, fit, plan, proxy, serve, simulate, tune
 from isochunk.core.errors import IsochunkError
 
@@ -29,6 +31,21 @@ app.command("bench")(bench.bench_command)
 app.command("calibrate")(calibrate.calibrate_command)
 app.command("simulate")(simulate.simulate_command)
 app.command("tune")(tune.tune_command)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"isochunk {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
+    """Pipeline-parallel prefill in vLLM, fast with nothing to tune."""
 
 
 def main() -> None:

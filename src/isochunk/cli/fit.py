@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -77,8 +78,12 @@ def read_samples(path: Path) -> dict[int, tuple[Column, Column, Column]]:
                 raise FitError(f"{path}: column {missing[0]!r} is missing; expected chunk,history,seconds")
             for row in reader:
                 where = f"{path}, line {reader.line_num}"
+                if None in row:
+                    raise FitError(f"{where}: more fields than the {len(names)} columns; remove them or name them")
                 values = [_number(where, name, row[name]) for name in _COLUMNS]
-                stage = int(_number(where, "stage", row["stage"])) if "stage" in names else 0
+                stage = _whole(where, "stage", row["stage"]) if "stage" in names else 0
+                for name in ("chunk", "history"):
+                    _whole(where, name, row[name])
                 columns = stages.setdefault(stage, ([], [], []))
                 for column, value in zip(columns, values, strict=True):
                     column.append(value)
@@ -86,6 +91,8 @@ def read_samples(path: Path) -> dict[int, tuple[Column, Column, Column]]:
         raise FitError(f"can't read {path}: {error}") from error
     if not stages:
         raise FitError(f"{path} holds no samples")
+    if sorted(stages) != list(range(len(stages))):
+        raise FitError(f"{path}: stages {sorted(stages)} must be numbered from 0 without gaps")
     return stages
 
 
@@ -94,3 +101,10 @@ def _number(where: str, name: str, text: str | None) -> float:
         return float(text or "")
     except ValueError:
         raise FitError(f"{where}: {name} = {text!r} is not a number") from None
+
+
+def _whole(where: str, name: str, text: str | None) -> int:
+    number = _number(where, name, text)
+    if math.isfinite(number) and not number.is_integer():
+        raise FitError(f"{where}: {name} = {text!r} must be a whole number")
+    return int(number) if math.isfinite(number) else 0

@@ -116,7 +116,7 @@ def _report(deployment: Deployment, answer: dict[str, Any], split: str | None, j
         f"--pipeline-parallel-size {deployment.stages}",
         f"--max-num-batched-tokens {chosen.value}",
         "--enable-chunked-prefill",
-        _DYNAMIC,
+        *([_DYNAMIC] if deployment.stages > 1 else []),  # isochunk refuses to plan for a single stage
     ]
     environment = {} if split is None else {"VLLM_PP_LAYER_PARTITION": split}
     rows = [*answer["fixed"], *answer["dynamic"], *answer["stages"], *answer["in_flight"], chosen]

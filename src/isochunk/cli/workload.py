@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,8 @@ class WorkloadOptions:
         from isochunk.simulator import Lengths
 
         if self.std is not None:
+            if not 0 <= self.std < math.inf:
+                raise WorkloadError(f"--std {self.std} must be a finite number of tokens, at least 0")
             if self.tokens is None:
                 raise WorkloadError("--std needs --tokens, the mean of the lengths")
             most = self.most or self.max_model_len or round(self.tokens + 4 * self.std)

@@ -15,6 +15,8 @@ __all__ = ["COEFFICIENTS", "CostModel", "features"]
 
 Floats = npt.NDArray[np.float64]
 
+_LARGEST = 1e6  # seconds; more is a wrong unit, and would overflow in long prompts
+
 COEFFICIENTS = ("c0", "c1", "c2", "c3")
 
 
@@ -48,8 +50,8 @@ class CostModel:
             if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)):
                 raise ModelError(f"{name} = {value!r} is not a number")
             number = float(value)
-            if not math.isfinite(number) or number < 0:
-                raise ModelError(f"{name} = {number} must be a finite number of seconds, at least 0")
+            if not 0 <= number <= _LARGEST:  # false for NaN too
+                raise ModelError(f"{name} = {number} must be a finite number of seconds from 0 to {_LARGEST:.0f}")
             object.__setattr__(self, name, number)
         for name in ("c0", "c1"):
             if getattr(self, name) == 0:

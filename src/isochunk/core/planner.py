@@ -20,6 +20,9 @@ __all__ = ["POLICIES", "Plan", "Policy", "evaluate", "law_target", "plan", "stat
 Policy = Literal["optimal", "first_chunk", "fixed"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
+MAX_TOKENS = 100_000_000
+MAX_STAGES = 1024
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -127,8 +130,10 @@ def _preference(candidate: Plan) -> tuple[float, int]:
 
 def _models(model: CostModel | Sequence[CostModel], stages: int | None) -> tuple[CostModel, ...]:
     if isinstance(model, CostModel):
-        if stages is None or stages < 1:
-            raise PlanError(f"stages = {stages} must be at least 1: give the pipeline-parallel size")
+        if stages is None:
+            raise PlanError("stages is missing: give the pipeline-parallel size")
+        if not 1 <= stages <= MAX_STAGES:
+            raise PlanError(f"stages = {stages} must be from 1 to {MAX_STAGES}, the pipeline-parallel size")
         return (model,) * stages
     models = tuple(model)
     if not models or stages not in (None, len(models)):
@@ -139,8 +144,8 @@ def _models(model: CostModel | Sequence[CostModel], stages: int | None) -> tuple
 def _check(tokens: int, cached: int, max_chunk: int | None, block: int, policy: Policy) -> int:
     if policy not in POLICIES:
         raise PlanError(f"policy = {policy!r} must be one of {', '.join(POLICIES)}")
-    if tokens < 1:
-        raise PlanError(f"tokens = {tokens} must be at least 1")
+    if not 1 <= tokens <= MAX_TOKENS:
+        raise PlanError(f"tokens = {tokens} must be from 1 to {MAX_TOKENS}")
     if not 0 <= cached < tokens:
         raise PlanError(f"cached = {cached} must be at least 0 and below tokens = {tokens}")
     if block < 1:

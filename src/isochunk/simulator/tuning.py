@@ -18,7 +18,7 @@ __all__ = ["PUBLISHED_SIZES", "Choice", "best_budget", "budgets", "layer_split",
 PUBLISHED_SIZES = (8192, 16384, 24576, 32768)  # the guide's search space for a fixed size
 _LARGEST = 131072
 _SMALLEST = 512
-_CLOSE = 0.02
+_CLOSE = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def sweep(deployment: Deployment, workload: Callable[[], Workload], policy: str,
 
 
 def best_budget(choices: Sequence[Choice]) -> Choice:
-    """The smallest budget that is within 2% of the best: activations take memory in proportion to it."""
+    """The smallest budget that is within 0.2% of the best: activations take memory in proportion to it."""
     best = min(choice.ttft_s for choice in choices)
     return next(choice for choice in sorted(choices, key=lambda c: c.value) if choice.against(best) <= _CLOSE)
 
