@@ -58,6 +58,16 @@ def test_noise_without_a_message_changes_nothing(model: CostModel) -> None:
     assert chosen.target_s == pytest.approx(plan(model, 16_000, 2, block=16).target_s, rel=0.25)
 
 
+def test_noise_does_not_wear_down_the_step_cost(model: CostModel) -> None:
+    rng = np.random.default_rng(0)
+    calibrator = Calibrator(model)
+    for prompt in range(60):
+        serve(calibrator, model.scaled(rng.normal(1, 0.04)), int(rng.choice([2048, 4096, 8192])), 0.04, prompt)
+        calibrator.refit()
+        assert calibrator.model is not None
+        assert calibrator.model.c0 > 0.6 * model.c0
+
+
 def test_drift_is_followed(model: CostModel) -> None:
     slower = model.scaled(1.3)
     calibrator = Calibrator(model)

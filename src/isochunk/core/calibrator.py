@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 _BETTER = 0.9  # a new model must have at most this much of the old one's error on held-out steps
 _WORST = 0.3  # a new model that is further off the held-out steps than this explains nothing
 _TOO_SHORT = 0.2  # part of the window's typical measured over predicted seconds
-_GOOD_ENOUGH = 0.03  # relative error below which the old model is left alone
+_GOOD_ENOUGH = 0.05  # relative error below which the old model is left alone
 
 
 class Calibrator:

@@ -20,7 +20,9 @@ MIN_WITH_PRIOR = 3
 _ITERATIONS = 12
 _NOISE_FLOOR = 0.02  # relative; finer residuals than this are not called outliers
 _UNDETERMINED = 1e-3  # a column whose part of its own, not explained by the others, is smaller than this
-_PRIOR_WEIGHT = 0.15  # one prior row counts as much as a sample with 1/0.15 times its error
+# How much a prior row counts beside a sample. Planned steps are all about as long and hardly tell the cost of a step
+# (c0, c3) from that of its tokens, so those two are held more firmly.
+_PRIOR_WEIGHTS = np.array([1.0, 0.15, 0.15, 1.0])
 _BOUND_SHARE = 0.5  # part of the step cost measured on small chunks that the fit may not go below
 
 
@@ -190,7 +192,7 @@ def _prior_rows(prior: CostModel | None, rows: Floats, seconds: Floats, scale: F
     # a typical step, so that a prior that is far too small can be left.
     typical = float(np.median(seconds))
     reach = np.maximum(values, 0.1 * typical / np.maximum(rows.mean(axis=0), 1e-12))
-    weight = _PRIOR_WEIGHT / reach
+    weight = _PRIOR_WEIGHTS / reach
     return np.diag(weight / scale), weight * values
 
 
