@@ -52,6 +52,13 @@ def test_step_cost_stays_above_half_of_what_small_chunks_measured(model: CostMod
     assert result.model.c0 > 0.45 * model.c0
 
 
+def test_a_small_step_that_looks_far_too_short_does_not_take_the_step_cost_away(model: CostModel) -> None:
+    # Seen on a real engine: the exit before was noticed late, and the second small chunk looked like 1.6 ms.
+    seconds = model.seconds(CHUNKS, HISTORIES)
+    seconds[1] *= 0.25
+    assert fit(CHUNKS, HISTORIES, seconds).model.c0 > 0.5 * model.c0
+
+
 def test_what_the_samples_cannot_tell_is_named(model: CostModel) -> None:
     chunks = np.full(8, 512.0)
     histories = 512.0 * np.arange(8)

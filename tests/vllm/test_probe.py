@@ -66,6 +66,13 @@ def test_a_busy_machine_is_noticed() -> None:
     assert probe.busy
 
 
+def test_one_repeat_that_looks_far_too_short_counts_for_nothing() -> None:
+    probe = Probe(chunks=probe_chunks(16_000, 8192, 16), max_seconds=60)
+    fit = probe.run(steps(MODEL, lambda step: 0.2 if step % 7 == 0 else 1.0))
+    assert fit is not None
+    assert fit.model.c0 == pytest.approx(MODEL.c0, rel=0.05)
+
+
 def test_no_time_sends_one_prompt_only() -> None:
     probe = Probe(chunks=[64, 64], max_seconds=0.0)
     sent: list[str] = []

@@ -24,6 +24,7 @@ _UNDETERMINED = 1e-3  # a column whose part of its own, not explained by the oth
 # (c0, c3) from that of its tokens, so those two are held more firmly.
 _PRIOR_WEIGHTS = np.array([1.0, 0.15, 0.15, 1.0])
 _BOUND_SHARE = 0.5  # part of the step cost measured on small chunks that the fit may not go below
+_SMALL, _SMALL_SHARE = 64, 0.25  # part of the time of a step of so many tokens that counts as step cost at least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +112,7 @@ def fit_features(
     design = relative / scale
     lower = np.array([max(floors[0], 0.0), 0.0, 0.0, max(floors[1], 0.0)])
     extra_rows, extra_target = _prior_rows(prior, rows, seconds, scale)
-    solution = _robust_nnls(design, lower * scale, extra_rows, extra_target)
+    solution = _robust_nnls(design, seconds, lower * scale, extra_rows, extra_target)
     coefficients = solution / scale
     smallest = 1e-3 * float(seconds.min())
     if coefficients[0] <= 0:
@@ -158,11 +159,15 @@ def _floors(chunk: Floats, history: Floats, seconds: Floats) -> tuple[float, flo
     # The least of each, so that a cold or disturbed step counts for nothing.
     early = min((pair for pair in found if pair[1] <= 0.1 * longest), default=None)
     late = min((pair for pair in found if pair[1] >= 0.5 * longest), default=None)
+    # A step of a few tokens is mostly step cost; where it is not, a quarter of it is a few tokens' work.
+    smallest = float(chunk.min())
+    first = seconds[(chunk == smallest) & (history <= 0.1 * longest)]
+    least = _SMALL_SHARE * float(first.min()) * min(_SMALL / smallest, 1) if len(first) else 0.0
     if early is None:
-        return 0.0, 0.0
+        return least, 0.0
     c0 = max(early[0], 0.0)
     c3 = max((late[0] - c0) / (late[1] - early[1]), 0.0) if late is not None else 0.0
-    return _BOUND_SHARE * c0, _BOUND_SHARE * c3
+    return max(_BOUND_SHARE * c0, least), _BOUND_SHARE * c3
 
 
 def _intercepts(chunk: Floats, history: Floats, seconds: Floats) -> list[tuple[float, float]]:
@@ -196,25 +201,42 @@ def _prior_rows(prior: CostModel | None, rows: Floats, seconds: Floats, scale: F
     return np.diag(weight / scale), weight * values
 
 
-def _robust_nnls(design: Floats, lower: Floats, extra: Floats, extra_target: Floats) -> Floats:
-    """Solve ``design @ x = 1`` for x >= lower with outliers down-weighted; ``extra`` rows keep weight 1."""
+def _robust_nnls(design: Floats, seconds: Floats, lower: Floats, extra: Floats, extra_target: Floats) -> Floats:
+    """Solve ``design @ x = 1`` for x >= lower with outliers down-weighted; ``extra`` rows keep weight 1.
+
+    Reweighting ends where it starts out from when an outlier has leverage, and in relative terms a step that
+    looks far too short has it; so it is started with equal weights and with weights that favour long steps.
+    """
+    starts = (np.ones(len(design)), seconds / seconds.max())
+    found = [_reweighted(design, weights, lower, extra, extra_target) for weights in starts]
+    return min(found, key=lambda x: float(np.log1p((_distance(design @ x) / (2 * _NOISE_FLOOR)) ** 2).sum()))
+
+
+def _reweighted(design: Floats, weights: Floats, lower: Floats, extra: Floats, extra_target: Floats) -> Floats:
     from scipy.optimize import nnls
 
-    weights = np.ones(len(design))
     solution = lower
     matrix = np.concatenate((design, extra))
     for iteration in range(_ITERATIONS):
         root = np.concatenate((np.sqrt(weights), np.ones(len(extra))))[:, None]
         target = np.concatenate((np.ones(len(design)), extra_target)) - matrix @ lower
         solution = lower + nnls(matrix * root, target * root[:, 0])[0]
-        residual: Floats = np.abs(design @ solution - 1)
+        predicted = design @ solution
+        residual = _distance(predicted)
         if iteration < _ITERATIONS // 2:  # least absolute deviation first: a start that outliers can't move
             weights = 1 / np.maximum(residual, _NOISE_FLOOR)
             weights /= weights.max()
         else:
             width = max(2 * float(np.median(residual)), _NOISE_FLOOR)
             weights = 1 / (1 + (residual / width) ** 2)
+        weights = weights / np.maximum(predicted, 1.0) ** 2
     return solution
+
+
+def _distance(predicted: Floats) -> Floats:
+    """How far steps are off, of the larger of measured (1) and predicted seconds."""
+    off: Floats = np.abs(predicted - 1) / np.maximum(predicted, 1.0)
+    return off
 
 
 def _undetermined(design: Floats) -> tuple[str, ...]:

@@ -52,13 +52,22 @@ def probe_chunks(tokens: int, max_chunk: int, block: int) -> list[int]:
     return chunks
 
 
+def _typical(seconds: list[float]) -> float:
+    """The middle of three repeats, the less of two.
+
+    Noise makes a step longer, but where an exit is noticed late it makes the step after look shorter: the
+    least of three would keep just those.
+    """
+    return sorted(seconds)[(len(seconds) - 1) // 2]
+
+
 def _size(small: int, factor: float, max_chunk: int, block: int) -> int:
     return min(max(int(small * factor) // block * block, small), max_chunk)
 
 
 @dataclass(slots=True, kw_only=True)
 class Probe:
-    """Runs the composite prompt up to three times and fits the fastest seconds of each step.
+    """Runs the composite prompt up to three times and fits the typical seconds of each step.
 
     Attributes:
         chunks: sizes of the composite prompt's steps.
@@ -102,7 +111,7 @@ class Probe:
             self.steps += len(steps)
             self.tokens += sum(chunk for chunk, _, _ in steps)
         self.seconds = time.monotonic() - start
-        self.samples = [(c, h, min(seconds)) for (c, h), seconds in times.items()]
+        self.samples = [(c, h, _typical(seconds)) for (c, h), seconds in times.items()]
         spread = [float(np.median(seconds)) / min(seconds) for seconds in times.values()]
         self.busy = bool(spread) and float(np.median(spread)) > _BUSY
         return self._fit()
