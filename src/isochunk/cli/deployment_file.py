@@ -10,7 +10,7 @@ from typing import Any
 from isochunk.cli.command_line import parse_server
 from isochunk.cli.deployment import Deployment, Server
 from isochunk.core.errors import ConfigError
-from isochunk.proxy.config import INSTALL_HINT
+from isochunk.proxy.config import read_yaml
 
 __all__ = ["load_deployment"]
 
@@ -24,14 +24,7 @@ def load_deployment(path: Path) -> Deployment:
     Raises:
         ConfigError: the file can't be read or is of another form.
     """
-    try:
-        import yaml
-    except ImportError as error:
-        raise ConfigError(INSTALL_HINT) from error
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"can't read {path}: {error}") from error
+    data = read_yaml(path)
     if not isinstance(data, Mapping) or not set(data) <= {"prefill", "decode", "proxy"}:
         raise ConfigError(f"{path}: expected the lists 'prefill' and 'decode', the command 'proxy', and nothing else")
     servers = [

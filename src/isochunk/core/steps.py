@@ -33,7 +33,7 @@ class StepPlanner:
     Args:
         stages: pipeline stages P.
         max_chunk: most new tokens a step can hold.
-        block: KV block size; chunks end on its multiples.
+        block: tokens whose multiples chunks end on.
         min_chunk: least tokens of a chunk, where the prompt has them.
         smooth: 1 follows the plan, 0 is ``max_chunk``, between blends the two.
         stage_models: cost of a step on each stage when they differ; prompts alone are then cut for them.
@@ -93,7 +93,6 @@ class StepPlanner:
         *,
         more: int = 0,
         other_seconds: float = 0.0,
-        in_flight_seconds: float = 0.0,
         in_flight: Sequence[float] = (),
     ) -> int:
         """Prefill tokens of the next step.
@@ -103,15 +102,13 @@ class StepPlanner:
             queue: prompts in the order in which they are served; not empty.
             more: prompts behind those.
             other_seconds: what decodes in the same step add to it.
-            in_flight_seconds: seconds of the longest step now in the pipeline, 0 when it is empty.
-            in_flight: seconds of each step now in the pipeline, when the caller knows them all.
+            in_flight: seconds of each step now in the pipeline.
         """
         if self.policy == "fixed" or (self.policy == "optimal" and self.stages == 1):
             return self.fixed_chunk
         if self.policy == "first_chunk":
             target = model.seconds(self.fixed_chunk)
             return self._blend(self._fill(model, queue, target - model.c0 - other_seconds))
-        in_flight = in_flight or ((in_flight_seconds,) if in_flight_seconds else ())
         self._stream.ask(queue[0].key, queue[0].history)
         if not in_flight:
             self._stream.restart()

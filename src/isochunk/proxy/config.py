@@ -11,7 +11,7 @@ from typing import Any
 
 from isochunk.core.errors import ConfigError
 
-__all__ = ["NodeSpec", "Nodes", "ProxyConfig", "Role", "Timeouts", "load_nodes", "parse_nodes"]
+__all__ = ["NodeSpec", "Nodes", "ProxyConfig", "Role", "Timeouts", "load_nodes", "parse_nodes", "read_yaml"]
 
 INSTALL_HINT = "the proxy needs more packages: pip install 'isochunk[proxy]'"
 
@@ -139,11 +139,11 @@ class ProxyConfig:
             raise ConfigError(f"max_body = {self.max_body} must be at least 1 byte")
 
 
-def load_nodes(path: Path) -> Nodes:
-    """Nodes from a YAML file.
+def read_yaml(path: Path, what: str = "") -> Any:
+    """What a YAML file holds; ``what`` names it in the error.
 
     Raises:
-        ConfigError: the file can't be read or says something else than nodes.
+        ConfigError: it can't be read, or PyYAML is not installed.
     """
     try:
         import yaml
@@ -152,7 +152,17 @@ def load_nodes(path: Path) -> Nodes:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"can't read the nodes in {path}: {error}") from error
+        raise ConfigError(f"can't read {what}{path}: {error}") from error
+    return data
+
+
+def load_nodes(path: Path) -> Nodes:
+    """Nodes from a YAML file.
+
+    Raises:
+        ConfigError: the file can't be read or says something else than nodes.
+    """
+    data = read_yaml(path, "the nodes in ")
     try:
         return parse_nodes(data)
     except ConfigError as error:

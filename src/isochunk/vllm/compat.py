@@ -49,18 +49,15 @@ def after_engine_config(check: Callable[[Any], None]) -> None:
     """
     from vllm.engine.arg_utils import EngineArgs
 
-    original = _need(EngineArgs, "create_engine_config")
-    if hasattr(original, _MARK):
-        return
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+            config = original(self, *args, **kwargs)
+            check(config)
+            return config
 
-    @functools.wraps(original)
-    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        config = original(self, *args, **kwargs)
-        check(config)
-        return config
+        return create_engine_config
 
-    setattr(create_engine_config, _MARK, True)
-    EngineArgs.create_engine_config = create_engine_config
+    _patch_once(EngineArgs, "create_engine_config", wrap)
 
 
 def before_busy_loop(start: Callable[[Any], None]) -> None:
@@ -73,17 +70,14 @@ def before_busy_loop(start: Callable[[Any], None]) -> None:
     """
     from vllm.v1.engine.core import EngineCoreProc
 
-    original = _need(EngineCoreProc, "run_busy_loop")
-    if hasattr(original, _MARK):
-        return
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run_busy_loop(self: Any) -> Any:
+            start(self)
+            return original(self)
 
-    @functools.wraps(original)
-    def run_busy_loop(self: Any) -> Any:
-        start(self)
-        return original(self)
+        return run_busy_loop
 
-    setattr(run_busy_loop, _MARK, True)
-    EngineCoreProc.run_busy_loop = run_busy_loop
+    _patch_once(EngineCoreProc, "run_busy_loop", wrap)
 
 
 def add_engine_methods(methods: dict[str, Callable[..., Any]]) -> None:
@@ -191,6 +185,16 @@ def token_is_valid(headers: Any, keys: list[str]) -> bool:
     from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
     return bool(AuthenticationMiddleware(None, keys).verify_token(headers))
+
+
+def _patch_once(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace a method by its wrapped self, unless that was done before: plugins are loaded many times over."""
+    original = _need(owner, name)
+    if hasattr(original, _MARK):
+        return
+    patched = functools.wraps(original)(wrap(original))
+    setattr(patched, _MARK, True)
+    setattr(owner, name, patched)
 
 
 def _need(owner: Any, name: str) -> Any:

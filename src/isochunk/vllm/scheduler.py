@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import Any
 
@@ -18,8 +17,6 @@ from isochunk.vllm.session import Session
 from isochunk.vllm.settings import check_engine, chunk_config
 
 __all__ = ["AsyncScheduler", "Scheduler"]
-
-logger = logging.getLogger("vllm.isochunk.scheduler")
 
 _QUEUE = 32  # waiting prompts looked at in a step
 _HIT_STEPS = 8  # a waiting request's prefix hit is looked up again after so many steps
