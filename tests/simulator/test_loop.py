@@ -151,3 +151,16 @@ def test_truncated_normal_lengths_stay_inside():
     tokens = [request.tokens for request in make_requests(500, lengths)]
     assert 4096 <= min(tokens) < 8000
     assert 60000 < max(tokens) <= 65536
+
+
+def test_a_bound_on_the_queue_delay_lets_short_prompts_pass_a_long_one():
+    requests = [Request(key="long", tokens=1_000_000, arrival=0.0), Request(key="short", tokens=4000, arrival=5.0)]
+    times = {}
+    for bound in (None, 2.0):
+        result = simulate(machine(), OpenLoop(requests), max_queue_delay=bound)
+        times[bound] = {done.key: done.first_token - done.arrived for done in result.finished}
+    assert times[None]["short"] > 100
+    # When the bound is reached, the steps in the pipeline and one more of the long prompt still go first.
+    steps = [KIMI.seconds(32768, history) for history in (98304, 131072, 163840, 196608)]
+    assert times[2.0]["short"] < 2.0 + sum(steps) + 3 * steps[-1]
+    assert times[2.0]["long"] < 1.05 * times[None]["long"]

@@ -55,3 +55,70 @@ def test_keys_are_compared_as_vllm_does() -> None:
 def test_chunks_end_on_blocks_only_where_vllm_needs_it(block: int, mamba: bool, expected: int) -> None:
     scheduler = SimpleNamespace(block_size=block, need_mamba_block_aligned_split=mamba)
     assert compat.alignment(scheduler) == expected
+
+
+def test_readers_nap_where_they_would_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+    waited: list[int | None] = []
+    naps: list[float] = []
+    monkeypatch.setattr(SpinCondition, "wait", lambda self, timeout_ms=None: waited.append(timeout_ms))
+    monkeypatch.setattr(compat.time, "sleep", naps.append)
+    compat.nap_in_queues(0.25)
+    now = compat.time.monotonic()
+    SpinCondition.wait(SimpleNamespace(last_read=now, busy_loop_s=1000), 7)
+    assert (naps, waited) == ([0.25], [])
+    SpinCondition.wait(SimpleNamespace(last_read=now, busy_loop_s=-1), 7)
+    assert (naps, waited) == ([0.25], [7])
+
+
+def test_nixl_agents_get_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("nixl", reason="NIXL is not installed")
+    from vllm.distributed import nixl_utils
+
+    wrapper = nixl_utils._load_nixl_attr("NixlWrapper")
+    bindings = compat.sys.modules[wrapper.__module__].nixlBind
+    monkeypatch.setattr(bindings, "nixlAgent", lambda name, config: (name, config.pthrDelay))
+    monkeypatch.setattr(nixl_utils, "_load_nixl_attr", lambda name: wrapper)
+    compat.nap_in_nixl(500e-6)
+    nixl_utils._load_nixl_attr("NixlWrapper")
+    assert bindings.nixlAgent("a", SimpleNamespace(pthrDelay=0)) == ("a", 500)
+
+
+def test_workers_keep_their_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.platforms.cpu import CpuPlatform
+
+    monkeypatch.setattr(CpuPlatform, "discover_numa_topology", lambda: [[0, 1]])
+    compat.keep_cores()
+    assert CpuPlatform().discover_numa_topology() == []
+
+
+def test_the_cpu_is_device_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def none_there() -> int:
+        raise RuntimeError("no accelerator")
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", none_there)
+    compat.device_index_of_cpu()
+    assert torch.accelerator.current_device_index() == 0
+
+
+def test_nothing_is_changed_unless_the_plugin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from isochunk.vllm import shared_cores
+
+    called: list[float] = []
+    for name in ("nap_in_queues", "nap_in_nixl"):
+        monkeypatch.setattr(compat, name, called.append)
+    for name in ("keep_cores", "device_index_of_cpu"):
+        monkeypatch.setattr(compat, name, lambda: called.append(0))
+    for plugins in (None, "isochunk"):
+        monkeypatch.delenv("VLLM_PLUGINS", raising=False) if plugins is None else monkeypatch.setenv(
+            "VLLM_PLUGINS", plugins
+        )
+        shared_cores.register()
+    assert called == []
+    monkeypatch.setenv("VLLM_PLUGINS", f"isochunk,{shared_cores.PLUGIN}")
+    shared_cores.register()
+    assert len(called) == 4

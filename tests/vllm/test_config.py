@@ -26,6 +26,7 @@ def test_all_keys_are_read() -> None:
         "policy": "first_chunk",
         "profile": "off",
         "max_probe_seconds": 5.0,
+        "max_queue_delay": 2.5,
     }
     assert read_config(section(**keys)).model_dump() == keys
 

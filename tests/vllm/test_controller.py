@@ -1,5 +1,7 @@
 """The controller on a clock of its own: what it learns from steps that take the time of a true model."""
 
+import gc
+
 import pytest
 
 from isochunk import CostModel
@@ -32,8 +34,8 @@ class Machine:
         self.now = 100.0
         self.prompts = 0
 
-    def prefill(self, tokens: int) -> float:
-        """TTFT in seconds of one prompt."""
+    def prefill(self, tokens: int, *, paused_at: int | None = None) -> float:
+        """TTFT in seconds of one prompt; the engine sleeps for 2 s when the step of that history comes out."""
         self.prompts += 1
         key = f"p{self.prompts}"
         left = [self.now, self.now]
@@ -51,7 +53,8 @@ class Machine:
                 waiting.append((left[1], at))
                 at += size
                 continue
-            self.now, step = waiting.pop(0)
+            ready, step = waiting.pop(0)
+            self.now = max(self.now, ready) + (2.0 if step == paused_at else 0.0)
             self.control.exited(self.now, step)
         return self.now - start
 
@@ -112,6 +115,51 @@ def test_three_tiny_requests_after_start_change_nothing() -> None:
     for _ in range(3):
         machine.prefill(20)
     assert machine.control.model == MODEL
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_paused_process_changes_nothing(every: int) -> None:
+    machine = Machine(controller(MODEL), MODEL)
+    machine.prefill(16_000)
+    for prompt in range(8):
+        steps = machine.control.as_dict()["prompts"][-1]["histories"]
+        machine.prefill(16_000, paused_at=steps[1 + prompt % 4] if prompt % every == 0 else None)
+    assert machine.control.model == MODEL
+
+
+def test_a_cold_first_step_changes_nothing() -> None:
+    machine = Machine(controller(MODEL), MODEL)
+    machine.prefill(16_000, paused_at=0)
+    machine.prefill(16_000)
+    assert machine.control.model == MODEL
+    assert machine.control.counters.alarms == 0
+
+
+def test_drift_is_noticed_and_followed_within_20_long_prompts() -> None:
+    machine = Machine(controller(MODEL), MODEL)
+    for _ in range(5):
+        machine.prefill(16_000)
+    machine.true = MODEL.scaled(1.3)
+    for _ in range(20):
+        machine.prefill(16_000)
+    last = machine.control.as_dict()["prompts"][-1]
+    assert machine.control.source == "traffic"
+    assert last["predicted_ttft_s"] == pytest.approx(last["measured_ttft_s"], rel=0.05)
+
+
+def test_nothing_grows_over_100000_samples() -> None:
+    control = controller(MODEL)
+    objects = []
+    for prompt in range(1000):
+        for step in range(100):
+            now = prompt * 10.0 + step * 0.05
+            control.entered([Part(f"p{prompt}", 50, 50 * step, 5000)], [], now, step)
+            control.exited(now + 2 * MODEL.seconds(50, 50 * step), step)
+        if prompt in (200, 999):
+            gc.collect()
+            objects.append(len(gc.get_objects()))
+    assert control.counters.steps == 100_000
+    assert objects[1] < 1.01 * objects[0]
 
 
 def test_decodes_pollute_no_fit() -> None:

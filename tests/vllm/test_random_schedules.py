@@ -36,12 +36,12 @@ def traffic(engine: Engine, rng: random.Random, schedule: int) -> dict[str, int]
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("scheduler_cls", ["isochunk.vllm.Scheduler", "isochunk.vllm.AsyncScheduler"])
-@pytest.mark.parametrize("scheduling_policy", ["fcfs", "priority"])
+@pytest.mark.parametrize(("scheduling_policy", "max_queue_delay"), [("fcfs", None), ("fcfs", 0.0), ("priority", None)])
 def test_every_prompt_token_is_computed_once_and_every_request_ends(
-    make_engine: Callable[..., Engine], scheduler_cls: str, scheduling_policy: str
+    make_engine: Callable[..., Engine], scheduler_cls: str, scheduling_policy: str, max_queue_delay: float | None
 ) -> None:
     engine = make_engine(
-        {"enabled": True},
+        {"enabled": True, "max_queue_delay": max_queue_delay},
         blocks=BLOCKS,
         max_model_len=4096,
         scheduling_policy=scheduling_policy,
@@ -49,7 +49,7 @@ def test_every_prompt_token_is_computed_once_and_every_request_ends(
     )
     pool = engine.scheduler.kv_cache_manager.block_pool
     free = pool.get_num_free_blocks()
-    for schedule in range(SCHEDULES // 4):
+    for schedule in range(SCHEDULES // 6):
         rng = random.Random(schedule)
         policy = rng.choice(("optimal", "optimal", "first_chunk", "fixed"))
         engine.scheduler.isochunk.use_policy(policy, rng.choice((None, 300)) if policy != "optimal" else None)

@@ -210,3 +210,34 @@ def _aborted() -> object:
     from vllm.v1.request import RequestStatus
 
     return RequestStatus.FINISHED_ABORTED
+
+
+def ended_after(engine: Engine, key: str) -> int:
+    """Steps made until the prompt's last chunk."""
+    return max(at for at, step in enumerate(engine.steps) if key in step) + 1
+
+
+@pytest.mark.parametrize("policy", ["optimal", "fixed"])
+def test_a_short_prompt_waits_no_longer_than_the_bound_behind_a_long_one(make_engine: Make, policy: str) -> None:
+    ends = {}
+    for bound in (None, 0.0):
+        engine = make_engine({**ON, "policy": policy, "max_queue_delay": bound})
+        engine.add("long", ids(0, 60_000))
+        for _ in range(4):
+            engine.step_fn()
+        engine.add("short", ids(1, 1500))
+        engine.run()
+        ends[bound] = ended_after(engine, "short")
+        assert sum(chunks(engine, "long")) == 60_000
+        assert sum(chunks(engine, "short")) == 1500
+        assert (engine.scheduler.isochunk.controller.counters.yields > 0) == (bound is not None)
+    assert ends[0.0] < 15 < ends[None]
+
+
+def test_two_prompts_of_a_kind_don_t_take_turns(make_engine: Make) -> None:
+    engine = make_engine({**ON, "max_queue_delay": 0.0})
+    engine.add("a", ids(0, 20_000))
+    engine.step_fn()
+    engine.add("b", ids(1, 30_000))
+    engine.run()
+    assert ended_after(engine, "a") <= min(at for at, step in enumerate(engine.steps) if "b" in step) + 2

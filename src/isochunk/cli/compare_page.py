@@ -10,7 +10,7 @@ from isochunk.bench.results import Comparison, Sample
 from isochunk.bench.summary import Summary, reference_arm, summarise, verdict
 from isochunk.report import data
 
-__all__ = ["cells", "columns", "page"]
+__all__ = ["cells", "columns", "page", "short_chunks"]
 
 
 def columns(result: Comparison) -> list[str]:
@@ -27,7 +27,7 @@ def cells(row: Summary) -> list[str]:
         f"{_three(row.ttft_s)} ±{spread:.0%}",
         "1" if row.ratio is None else str(row.ratio),
         "-" if row.predicted_s is None else f"{_three(row.predicted_s)} {row.prediction_error:+.0%}",
-        _short(row.chunks),
+        short_chunks(row.chunks),
     ]
 
 
@@ -147,8 +147,8 @@ def _coefficients(model: dict[str, float] | None) -> str:
     return ", ".join(f"{name} = {value:.3g} {units.get(name, '')}" for name, value in model.items())
 
 
-def _short(chunks: Sequence[int]) -> str:
-    """``4x2048`` for equal ones, ``9: 2288-496`` for others."""
+def short_chunks(chunks: Sequence[int]) -> str:
+    """Sizes of a prompt's steps: ``4x2048`` for equal ones, ``9: 2288-496`` for others."""
     groups = [(size, len(list(same))) for size, same in groupby(chunks)]
     if len(groups) <= 2:
         return "+".join(f"{count}x{size}" if count > 1 else str(size) for size, count in groups)

@@ -34,16 +34,27 @@ _FEWEST, _MOST = 3, 8
 
 
 def demo_command(
-    output: Annotated[Path, typer.Option(help="Folder for the report, the results and the server's log.")] = Path(
-        "results/demo"
-    ),
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for report, results and logs; results/demo or results/demo-pd.")
+    ] = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Samples of each policy at each length; by default what fits the time.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=1, help="About how long the comparison may take.")] = 150.0,
+    pd: Annotated[
+        bool, typer.Option("--pd", help="A P node with isochunk, a D node without, and the proxy in front instead.")
+    ] = False,
+    connector: Annotated[str, typer.Option(help="With --pd, what carries the KV: nixl or mooncake.")] = "nixl",
     json: JsonOption = False,
 ) -> None:
     """Start vLLM on two pipeline stages, ask it a question, and compare three ways of cutting long prompts."""
+    if pd:
+        from isochunk.cli.demo_pd import pd_demo
+
+        if not pd_demo(connector, output=output or Path("results/demo-pd"), say=_say, json_only=json):
+            raise typer.Exit(1)
+        return
+    output = output or Path("results/demo")
     from isochunk.bench.summary import as_dict
     from isochunk.cli.compare import measure, print_comparison, write_report
     from isochunk.cli.demo_model import demo_model

@@ -37,6 +37,11 @@ class Server:
     device_gib: float | None = None
     model_config: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        memory = self.device_gib
+        if memory is not None and not (isinstance(memory, (int, float)) and 0 < memory < float("inf")):
+            raise ConfigError(f"{self.name}: device_gib = {memory!r} must be the GiB of one device, above 0")
+
     @property
     def kv(self) -> dict[str, Any]:
         """Its ``--kv-transfer-config``."""

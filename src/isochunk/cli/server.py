@@ -1,4 +1,4 @@
-"""A vLLM server as a child process: started, waited for with progress, and always stopped."""
+"""Servers as child processes: started, waited for with progress, and always stopped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from isochunk.core.errors import ConfigError
 
-__all__ = ["free_port", "running_server"]
+__all__ = ["child_process", "free_port", "running_process", "running_server"]
 
 _MARKS = {
     "Starting to load model": "loading the model",
@@ -22,13 +22,14 @@ _MARKS = {
     "isochunk: using the stored profile": "using the stored profile",
     "isochunk: the probe took": "starting the HTTP server",
 }
+_HOST = "127.0.0.1"
 _STOP_S = 20.0
 
 
 def free_port() -> int:
     """A port on the loopback address that nobody listens on now."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((_HOST, 0))
         return int(probe.getsockname()[1])
 
 
@@ -41,8 +42,12 @@ def running_server(
     timeout_s: float = 900.0,
     environ: dict[str, str] | None = None,
     progress: Callable[[str], None] = lambda text: None,
+    plugins: Sequence[str] = ("isochunk",),
 ) -> Iterator[str]:
     """Start ``isochunk serve``'s command, yield its URL when it answers, stop it with all its processes.
+
+    Args:
+        plugins: vLLM plugins to load (`launch`).
 
     Raises:
         ConfigError: it ended, or did not answer in time; with the end of its log.
@@ -50,29 +55,56 @@ def running_server(
     from isochunk.vllm.launch import launch
 
     port = free_port()
-    options = ["--host", "127.0.0.1", "--port", str(port), *options]
-    command, environment = launch(str(model), options, {**os.environ, **(environ or {})})
+    options = ["--host", _HOST, "--port", str(port), *options]
+    command, environment = launch(str(model), options, {**os.environ, **(environ or {})}, plugins=plugins)
+    progress("starting vLLM")
+    url = f"http://{_HOST}:{port}"
+    with running_process(command, environment, health=f"{url}/health", log=log, timeout_s=timeout_s, progress=progress):
+        yield url
+
+
+@contextmanager
+def running_process(
+    command: Sequence[str],
+    environment: dict[str, str],
+    *,
+    health: str,
+    log: Path,
+    timeout_s: float = 60.0,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a server, wait until ``health`` answers 200, and stop it with all its processes.
+
+    Raises:
+        ConfigError: it ended, or did not answer in time; with the end of its log.
+    """
+    with child_process(command, environment, log) as process:
+        _wait(process, health, log, time.monotonic() + timeout_s, progress)
+        yield process
+
+
+@contextmanager
+def child_process(command: Sequence[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is ended, with all its children, at the end; its output goes to ``log``."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            _wait(process, port, log, time.monotonic() + timeout_s, progress)
-            yield f"http://127.0.0.1:{port}"
+            yield process
         finally:
             _stop(process)
 
 
 def _wait(
-    process: subprocess.Popen[bytes], port: int, log: Path, deadline: float, progress: Callable[[str], None]
+    process: subprocess.Popen[bytes], health: str, log: Path, deadline: float, progress: Callable[[str], None]
 ) -> None:
-    said = "starting vLLM"
-    progress(said)
-    while not _answers(port):
+    said = None
+    while not _answers(health):
         if process.poll() is not None or time.monotonic() > deadline:
             ended = f"ended with exit code {process.returncode}" if process.poll() is not None else "did not answer"
-            raise ConfigError(f"vLLM {ended}; the end of {log}:\n{_tail(log)}")
+            raise ConfigError(f"the server {ended}; the end of {log}:\n{_tail(log)}")
         text = log.read_text(encoding="utf-8", errors="replace")
         reached = [(text.rfind(mark), what) for mark, what in _MARKS.items() if mark in text]
         if reached and max(reached)[1] != said:
@@ -81,11 +113,11 @@ def _wait(
         time.sleep(0.5)
 
 
-def _answers(port: int) -> bool:
+def _answers(url: str) -> bool:
     import httpx
 
     try:
-        return httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200
+        return httpx.get(url, timeout=5).status_code == 200
     except httpx.TransportError:
         return False
 

@@ -32,6 +32,9 @@ def simulate_command(
     seed: Annotated[int, typer.Option(help="Seed of lengths and arrivals.")] = 0,
     policy: Annotated[list[str] | None, typer.Option(help="Policies to compare; repeatable.")] = None,
     chunk: Annotated[int | None, typer.Option(help="Fixed size, or first chunk of the published rules.")] = None,
+    max_queue_delay: Annotated[
+        float | None, typer.Option(help="Seconds a prompt waits before it may go between a longer one's steps.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Token budget of a step (max_num_batched_tokens).")] = 32768,
     block: Annotated[int, typer.Option(help="KV block size.")] = 16,
     in_flight: Annotated[int | None, typer.Option(help="Steps in flight K; P when left out.")] = None,
@@ -76,7 +79,14 @@ def simulate_command(
     record = plot is not None or trace is not None
     results = {}
     for name in policy or ["optimal", "fixed"]:
-        results[name] = simulate(deployment, options.workload(block), name, chunk=chunk, record=record)
+        results[name] = simulate(
+            deployment,
+            options.workload(block),
+            name,
+            chunk=chunk,
+            max_queue_delay=max_queue_delay,
+            record=record,
+        )
     _pictures(next(iter(results.values())), plot, trace)
     if json:
         print_json({name: result.as_dict() for name, result in results.items()})

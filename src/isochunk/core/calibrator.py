@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -12,14 +13,18 @@ from isochunk.core.cost import CostModel
 from isochunk.core.errors import FitError, ModelError
 from isochunk.core.fit import MIN_SAMPLES, Fit, fit_features, relative_error
 
-__all__ = ["Calibrator", "floors_of"]
+__all__ = ["Calibrator", "Sample", "floors_of"]
 
 Floats = npt.NDArray[np.float64]
+Sample = tuple[Floats, float]  # features of a step (`isochunk.core.cost.features`) and its seconds
 
 _BETTER = 0.9  # a new model must have at most this much of the old one's error on held-out steps
 _WORST = 0.3  # a new model that is further off the held-out steps than this explains nothing
 _TOO_SHORT = 0.2  # part of the window's typical measured over predicted seconds
 _GOOD_ENOUGH = 0.05  # relative error below which the old model is left alone
+_WRONG = 0.15  # relative error above which it is not the traffic that is special but the model that is wrong
+_PLACES = 64  # sizes and histories that are remembered
+_ODD = 1.5  # a step so many times longer or shorter than predicted is not worth remembering
 
 
 class Calibrator:
@@ -28,25 +33,62 @@ class Calibrator:
     The present model is the prior of the next one, so what the window does not determine stays as it is. The
     steps of planned prompts hardly determine the cost of a step, so no refit brings it below the floors.
 
+    Real steps follow the law to a few percent only, and a window of one kind of traffic would bend the model to
+    its own few percent and away from all other traffic. So the last step of each size and history that the window
+    has lost is remembered, and fitted with it; unless the window finds the model wrong altogether.
+
     Args:
         model: the model to keep true, or None to learn a first one.
         window: most samples held.
         floors: lower bounds of c0 and c3; None for a part of the model's own (`floors_of`).
+        remembered: steps measured before, such as the probe's.
     """
 
-    def __init__(self, model: CostModel | None, window: int = 30, floors: tuple[float, float] | None = None) -> None:
-        self.model = model
+    def __init__(
+        self,
+        model: CostModel | None,
+        window: int = 30,
+        floors: tuple[float, float] | None = None,
+        remembered: Iterable[Sample] = (),
+    ) -> None:
+        self._model = model
         self.floors = floors if floors is not None else floors_of(model)
-        self._samples: deque[tuple[Floats, float]] = deque(maxlen=window)
+        self._samples: deque[Sample] = deque(maxlen=window)
         self._least = min(2 * MIN_SAMPLES, window)
+        self._places: OrderedDict[tuple[int, int], Sample] = OrderedDict()
+        for sample in remembered:
+            self._remember(sample)
+
+    @property
+    def model(self) -> CostModel | None:
+        """What a step costs now; None while nothing is known."""
+        return self._model
+
+    def replace(self, model: CostModel) -> None:
+        """Take another model; what was remembered under the old one no longer holds."""
+        self._model = model
+        self._places.clear()
 
     def __len__(self) -> int:
         return len(self._samples)
 
     def add(self, row: Floats, seconds: float) -> None:
         """Add a clean prefill step: its features (`isochunk.core.cost.features`) and its seconds."""
-        if seconds > 0:
-            self._samples.append((row, seconds))
+        if seconds <= 0:
+            return
+        if len(self._samples) == self._samples.maxlen:
+            self._remember(self._samples[0])
+        self._samples.append((row, seconds))
+
+    def _remember(self, sample: Sample) -> None:
+        row, seconds = sample
+        if self._model is not None and not 1 / _ODD < seconds / float(self._model.predict(row[None])[0]) < _ODD:
+            return
+        place = (round(math.log2(row[1])), round(math.log2(1 + row[3] / 1024)))
+        self._places[place] = sample
+        self._places.move_to_end(place)
+        if len(self._places) > _PLACES:
+            self._places.popitem(last=False)
 
     def drift(self) -> float:
         """Median of measured over predicted seconds in the window; 1 when there is nothing to compare."""
@@ -59,7 +101,7 @@ class Calibrator:
         """A better model, which becomes `model`, or None when the present one should stay.
 
         Half of the window fits a candidate and the other half judges it against the present model; so it
-        judges the fit over the whole window.
+        judges the fit over the whole window. What is remembered takes part in the fits.
         """
         if len(self._samples) < self._least:
             return None
@@ -69,10 +111,14 @@ class Calibrator:
         if error < _GOOD_ENOUGH or (self.model is None and not rows[:, 3].any()):
             return None
         bound = min(_BETTER * error, _WORST)
-        prior = None if self.model is None else self.model.scaled(self.drift())
+        wrong = error > _WRONG
+        prior = None if self.model is None else self.model.scaled(self.drift() if wrong else 1.0)
+        kept = [] if wrong else list(self._places.values())
         try:
             for part in (~held, np.full(len(rows), True)):
-                better = fit_features(rows[part], seconds[part], prior=prior, floors=self.floors)
+                fitted = np.array([*rows[part], *(row for row, _ in kept)])
+                times = np.array([*seconds[part], *(second for _, second in kept)])
+                better = fit_features(fitted, times, prior=prior, floors=self.floors)
                 if relative_error(better.model, rows[held], seconds[held]) > bound:
                     return None
         except (FitError, ModelError):
@@ -81,7 +127,10 @@ class Calibrator:
             if better.undetermined:
                 return None
             self.floors = floors_of(better.model)
-        self.model = better.model
+        self._model = better.model
+        if wrong:
+            for place, (row, _) in self._places.items():
+                self._places[place] = (row, float(better.model.predict(row[None])[0]))
         return better
 
     def _plausible(self) -> tuple[Floats, Floats]:

@@ -20,11 +20,15 @@ _PART = 0.25  # a step with less than this share of its target to spare does not
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """A prompt that wants tokens: ``history`` of them are in the KV cache, ``remaining`` are not."""
+    """A prompt that wants tokens: ``history`` of them are in the KV cache, ``remaining`` are not.
+
+    ``waited_s`` are the seconds since it came; only `isochunk.core.turns.Turns` asks for them.
+    """
 
     key: str
     history: int
     remaining: int
+    waited_s: float = 0.0
 
 
 class StepPlanner:
@@ -94,6 +98,7 @@ class StepPlanner:
         more: int = 0,
         other_seconds: float = 0.0,
         in_flight: Sequence[float] = (),
+        between: bool = False,
     ) -> int:
         """Prefill tokens of the next step.
 
@@ -103,6 +108,7 @@ class StepPlanner:
             more: prompts behind those.
             other_seconds: what decodes in the same step add to it.
             in_flight: seconds of each step now in the pipeline.
+            between: the step goes between those of a longer prompt that sits it out (`Turns`).
         """
         if self.policy == "fixed" or (self.policy == "optimal" and self.stages == 1):
             return self.fixed_chunk
@@ -115,7 +121,11 @@ class StepPlanner:
         tokens = 0
         if len(queue) == 1 and not more and not other_seconds:
             tokens = self._alone(model, queue[0], bool(in_flight))
-        return self._blend(tokens or self._shared(model, queue, more, other_seconds, len(in_flight)))
+        tokens = tokens or self._shared(model, queue, more, other_seconds, len(in_flight))
+        if between and in_flight:
+            # Up to the length of its neighbours a step is no later out of the pipeline.
+            tokens = max(tokens, self._fill(model, queue, max(in_flight) - model.c0 - other_seconds))
+        return self._blend(tokens)
 
     def _blend(self, tokens: int) -> int:
         blended = self.max_chunk + self.smooth * (tokens - self.max_chunk)

@@ -56,7 +56,7 @@ class AscendPolicy:
         self._profiled = (a, b, c)
         self._target = a * base * base + b * base
 
-    def cut(self, prompts: Prompts, in_flight: Steps) -> list[Part]:
+    def cut(self, prompts: Prompts, in_flight: Steps, now: float) -> list[Part]:
         """Chunks solved one request after the other against what is left of T."""
         parts: list[Part] = []
         seconds, budget = self._target, self._budget

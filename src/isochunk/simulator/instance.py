@@ -29,11 +29,11 @@ class Prompt:
     history: int = 0
     remaining: int = 0
     seconds: float = 0.0  # of work that the router counts until the first token
+    begun: bool = False
 
-    @property
-    def prefill(self) -> Prefill:
+    def prefill(self, now: float) -> Prefill:
         """What the planner sees of it."""
-        return Prefill(self.request.key, self.history, self.remaining)
+        return Prefill(self.request.key, self.history, self.remaining, now - self.arrived)
 
 
 Part = tuple[Prompt, int]
@@ -129,7 +129,7 @@ class Instance:
             self._began = now
         events: list[Event] = []
         while self._prompts and len(self._in_flight) < self._slots:
-            step = self._take(self._policy.cut(self._prompts, self._in_flight))
+            step = self._take(self._policy.cut(self._prompts, self._in_flight, now))
             self._in_flight.append(step)
             events.append((self._pass(now, step), self.leave, step))
         return events
@@ -137,7 +137,9 @@ class Instance:
     def _take(self, parts: list[Part]) -> Step:
         """Move the chunks from the queue into a step."""
         step = Step([], 0.0, [])
+        behind = parts if parts[0][0] is not self._prompts[0] else parts[1:]
         for prompt, chunk in parts:
+            prompt.begun = True
             step.parts.append((prompt, chunk, prompt.history))
             prompt.history += chunk
             prompt.remaining -= chunk
@@ -146,7 +148,7 @@ class Instance:
                 step.finishing.append(prompt)
         while self._prompts and self._prompts[0].remaining == 0:
             self._prompts.popleft()
-        if any(prompt.remaining == 0 for prompt, _ in parts[1:] if self._prompts):
+        if any(prompt.remaining == 0 for prompt, _ in behind if self._prompts):
             self._prompts = deque(prompt for prompt in self._prompts if prompt.remaining)
         self.steps += 1
         return step

@@ -21,6 +21,7 @@ def simulate(
     policy: str | Callable[[], ChunkPolicy] = "optimal",
     *,
     chunk: int | None = None,
+    max_queue_delay: float | None = None,
     record: bool = False,
 ) -> Result:
     """Run a workload to its end.
@@ -28,9 +29,14 @@ def simulate(
     Args:
         policy: a name from `policies.POLICIES`, or what makes a policy for each instance.
         chunk: the fixed size, or the first chunk of the published rules; the token budget when None.
+        max_queue_delay: seconds that a prompt waits before it may go between a longer one's steps.
         record: keep every step with its times on the stages, for pictures and trace files.
     """
-    make = policy if callable(policy) else lambda: make_policy(policy, deployment, chunk=chunk)
+    make = (
+        policy
+        if callable(policy)
+        else lambda: make_policy(policy, deployment, chunk=chunk, max_queue_delay=max_queue_delay)
+    )
     return _Run(deployment, workload, make, record).result()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,6 +10,7 @@ from isochunk.core.cost import CostModel
 from isochunk.core.errors import PlanError
 from isochunk.core.planner import POLICIES as PLANNER_POLICIES
 from isochunk.core.steps import StepPlanner
+from isochunk.core.turns import Turns
 
 if TYPE_CHECKING:
     from isochunk.simulator.deployment import Deployment
@@ -25,8 +26,8 @@ _WINDOW = 32  # prompts the planner is shown one by one; it is told how many mor
 class ChunkPolicy(Protocol):
     """Cuts one step from the prompts that wait, first come first served."""
 
-    def cut(self, prompts: Prompts, in_flight: Steps) -> list[Part]:
-        """The parts (prompt, chunk) of the next step; at least one."""
+    def cut(self, prompts: Prompts, in_flight: Steps, now: float) -> list[Part]:
+        """The parts (prompt, chunk) of the step that begins now; at least one."""
 
     def observe(self, step: Step) -> None:
         """A step has left the pipeline."""
@@ -35,29 +36,37 @@ class ChunkPolicy(Protocol):
 class PlannerPolicy:
     """The same `StepPlanner` that vLLM's scheduler asks, and vLLM's own way to spend its budget."""
 
-    def __init__(self, planner: StepPlanner, model: CostModel) -> None:
+    def __init__(self, planner: StepPlanner, model: CostModel, turns: Turns) -> None:
         self.planner = planner
         self._model = model
+        self._turns = turns
 
-    def cut(self, prompts: Prompts, in_flight: Steps) -> list[Part]:
-        """Ask for a token budget, then fill it in order."""
-        shown = [prompt.prefill for prompt in islice(prompts, _WINDOW)]
+    def cut(self, prompts: Prompts, in_flight: Steps, now: float) -> list[Part]:
+        """Ask whose turn it is and for a token budget, then fill it in order."""
+        shown = [prompt.prefill(now) for prompt in islice(prompts, _WINDOW)]
+        begun = next((at for at, prompt in enumerate(prompts) if not prompt.begun), len(shown))
+        aside = self._turns.aside(shown, begun)
+        if aside:
+            shown = [prompt for prompt in shown if prompt.key not in aside]
         budget = self.planner.tokens(
             self._model,
             shown,
-            more=len(prompts) - len(shown),
+            more=len(prompts) - len(shown) - len(aside),
             in_flight=[step.seconds for step in in_flight],
+            between=bool(aside),
         )
-        return fill(prompts, budget)
+        return fill(prompts, budget, aside)
 
     def observe(self, step: Step) -> None:
         """The planner learns nothing here: its model is the true one."""
 
 
-def fill(prompts: Prompts, budget: int) -> list[Part]:
-    """vLLM's order: each prompt takes what it still needs until the budget is spent."""
+def fill(prompts: Prompts, budget: int, aside: Collection[str] = ()) -> list[Part]:
+    """vLLM's order: each prompt takes what it still needs until the budget is spent, but for those set aside."""
     parts = []
     for prompt in prompts:
+        if prompt.request.key in aside:
+            continue
         chunk = min(prompt.remaining, budget)
         parts.append((prompt, chunk))
         budget -= chunk
@@ -73,6 +82,7 @@ def make_policy(
     chunk: int | None = None,
     smooth: float = 1.0,
     min_chunk: int | None = None,
+    max_queue_delay: float | None = None,
     online_rows: Sequence[int] = (5, 30),
 ) -> ChunkPolicy:
     """A fresh policy for one instance.
@@ -82,6 +92,7 @@ def make_policy(
         chunk: the fixed size, or the first chunk of the published rules; the token budget when None.
         smooth: trust in the plan, from 0 to 1.
         min_chunk: floor of a chunk; one block for the planner, 4096 for the published Ascend rules.
+        max_queue_delay: seconds that a prompt waits before it may go between a longer one's steps (`Turns`).
         online_rows: timed batches before the Ascend rule's own fit is used, and after which it is frozen.
     """
     size = deployment.max_tokens if chunk is None else chunk
@@ -111,5 +122,5 @@ def make_policy(
     for known in PLANNER_POLICIES:
         if name == known:
             planner.use(known, size)
-            return PlannerPolicy(planner, model)
+            return PlannerPolicy(planner, model, Turns(max_queue_delay))
     raise PlanError(f"policy = {name!r} must be one of {', '.join(POLICIES)}")

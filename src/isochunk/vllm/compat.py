@@ -8,7 +8,9 @@ Tests: tests/vllm/test_compat.py.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any
@@ -21,9 +23,15 @@ __all__ = [
     "after_engine_config",
     "alignment",
     "before_busy_loop",
+    "device_index_of_cpu",
+    "keep_cores",
+    "nap_in_nixl",
+    "nap_in_queues",
+    "passed_over",
     "prefill_requests",
     "prefix_hit",
     "probe_request",
+    "runs_on_cpu",
     "token_is_valid",
     "vllm_version",
     "without_prefix_cache",
@@ -122,6 +130,24 @@ def prefix_hit(scheduler: Any, request: Any) -> int:
     return int(manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)[1])
 
 
+@contextmanager
+def passed_over(scheduler: Any, requests: Sequence[Any]) -> Iterator[None]:
+    """vLLM's next `schedule` leaves these running requests out, and goes on with those behind them.
+
+    Why: it serves running requests in order. It does pass over those whose next decode is not due yet
+    (`Request.next_decode_eligible_step`), and looks at nothing else of a request before that.
+    Goes when: vLLM shares steps between prompts by itself.
+    """
+    due = [request.next_decode_eligible_step for request in requests]
+    for request in requests:
+        request.next_decode_eligible_step = scheduler.current_step + 2
+    try:
+        yield
+    finally:
+        for request, step in zip(requests, due, strict=True):
+            request.next_decode_eligible_step = step
+
+
 def alignment(scheduler: Any) -> int:
     """Tokens whose multiples chunks end on: at most 16, or a whole block where vLLM asks for block-aligned chunks.
 
@@ -168,6 +194,84 @@ def without_prefix_cache(scheduler: Any) -> Iterator[None]:
     finally:
         for manager, enabled in zip(managers, before, strict=True):
             manager.enable_caching = enabled
+
+
+def runs_on_cpu() -> bool:
+    """Whether this is vLLM's CPU platform."""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def nap_in_queues(seconds: float) -> None:
+    """Readers of vLLM's shared-memory queue sleep for ``seconds`` where they would yield and look again.
+
+    Why: they spin for one second after each message; more processes than cores then keep each other waiting.
+    Goes when: vLLM lets `SpinCondition` be told not to spin.
+    """
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(self: Any, timeout_ms: int | None = None) -> None:
+            if time.monotonic() <= self.last_read + self.busy_loop_s:
+                time.sleep(seconds)
+            else:
+                original(self, timeout_ms)
+
+        return wait
+
+    _patch_once(SpinCondition, "wait", wrap)
+
+
+def nap_in_nixl(seconds: float) -> None:
+    """NIXL's progress threads wait up to ``seconds`` for an event where they would look again at once.
+
+    Why: its Python API sets the delay to 0, which takes a core for each agent.
+    Goes when: NIXL's `nixl_agent_config` takes a delay.
+    """
+    from vllm.distributed import nixl_utils
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def load(name: str) -> Any:
+            found = original(name)
+            if name == "NixlWrapper" and found is not None:
+                bindings = _need(sys.modules[found.__module__], "nixlBind")
+                _patch_once(bindings, "nixlAgent", with_delay)
+            return found
+
+        return load
+
+    def with_delay(agent: Callable[..., Any]) -> Callable[..., Any]:
+        def create(name: str, config: Any) -> Any:
+            config.pthrDelay = int(seconds * 1e6)
+            return agent(name, config)
+
+        return create
+
+    _patch_once(nixl_utils, "_load_nixl_attr", wrap)
+
+
+def keep_cores() -> None:
+    """NIXL's connector does not move every worker to the last core of its socket.
+
+    Why: on a machine of few cores all stages and nodes would share that one.
+    Goes when: the connector keeps to the cores that the worker was bound to.
+    """
+    from vllm.platforms.cpu import CpuPlatform
+
+    _patch_once(CpuPlatform, "discover_numa_topology", lambda original: lambda *_: [])
+
+
+def device_index_of_cpu() -> None:
+    """`torch.accelerator.current_device_index` is 0 without an accelerator, where it raises.
+
+    Why: vLLM's Mooncake connector asks for it on every platform.
+    Goes when: it asks only where there is an accelerator.
+    """
+    import torch
+
+    if not torch.accelerator.is_available():
+        _patch_once(torch.accelerator, "current_device_index", lambda original: lambda: 0)
 
 
 def aborted_status() -> Any:

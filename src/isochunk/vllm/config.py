@@ -29,6 +29,7 @@ class ChunkConfig(BaseModel):
     policy: Policy = "optimal"
     profile: StrictStr = "auto"
     max_probe_seconds: Annotated[float, Field(ge=0, strict=True)] = 120.0
+    max_queue_delay: Annotated[float, Field(ge=0, strict=True)] | None = None
 
 
 def read_config(additional_config: Any) -> ChunkConfig:

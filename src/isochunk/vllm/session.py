@@ -11,6 +11,8 @@ from typing import Any, cast
 import numpy as np
 
 import isochunk
+from isochunk.core.calibrator import Sample
+from isochunk.core.cost import features
 from isochunk.core.errors import IsochunkError, ProfileError
 from isochunk.core.fit import Fit
 from isochunk.core.planner import Policy
@@ -61,11 +63,13 @@ class Session:
             left = [key for key in self._scheduler.requests if key.startswith(PREFIX)]
             self._scheduler.finish_requests(left, compat.aborted_status())
 
-    def tokens(self, queue: Sequence[Prefill], more: int, decodes: Sequence[tuple[int, int]]) -> int | None:
+    def tokens(
+        self, queue: Sequence[Prefill], more: int, decodes: Sequence[tuple[int, int]], *, between: bool = False
+    ) -> int | None:
         """Prefill tokens of the next step; None leaves the step to vLLM."""
         if self._probing is not None and queue[0].key.startswith(PREFIX):
             return self._probing.chunk_at(queue[0].history)
-        return self.controller.tokens(queue, more, decodes)
+        return self.controller.tokens(queue, more, decodes, between=between)
 
     def exited(self, now: float, output: Any) -> None:
         """A step came out of the pipeline."""
@@ -116,7 +120,13 @@ class Session:
             self._set_aside(error)
             return
         floors = profile.floors
-        self.controller.use_model(profile.model, "stored", (floors[0], floors[1]) if floors else None)
+        # The file holds no steps: at the places that a probe visits, they are what its model says.
+        chunks = self._probe_chunks()
+        histories = [sum(chunks[:at]) for at in range(len(chunks))]
+        steps = [(c, h, float(profile.model.seconds(c, h))) for c, h in zip(chunks, histories, strict=True)]
+        self.controller.use_model(
+            profile.model, "stored", (floors[0], floors[1]) if floors else None, map(_sample, steps)
+        )
         logger.info("isochunk: using the stored profile %s: %s", self._path, profile.model)
 
     def _set_aside(self, error: ProfileError) -> None:
@@ -140,8 +150,7 @@ class Session:
             logger.warning("isochunk: %s", error)
 
     def _run_probe(self, engine: Any) -> None:
-        planner = self.controller.planner
-        chunks = probe_chunks(self._probe_tokens(), planner.max_chunk, planner.block)
+        chunks = self._probe_chunks()
         probe = self._probe = self._probing = Probe(chunks=chunks, max_seconds=self._config.max_probe_seconds)
         logger.info(
             "isochunk: probing with %d steps of a %d-token prompt, at most %.0f s (max_probe_seconds)",
@@ -155,16 +164,18 @@ class Session:
             logger.warning("isochunk: the machine was busy during the probe; the model will follow the traffic")
         if fit is None:
             return
-        self.controller.use_model(fit.model, "probe")
+        self.controller.use_model(fit.model, "probe", remembered=map(_sample, probe.samples))
         logger.info("isochunk: %s, %.1f%% off its samples", fit.model, 100 * fit.error)
         if engine.is_running() and not probe.busy:  # what was cut short or disturbed is measured again next time
             self._store(fit, "probe")
 
-    def _probe_tokens(self) -> int:
-        """Longest probe prompt: what the model takes and nine tenths of the KV cache hold."""
+    def _probe_chunks(self) -> list[int]:
+        """Steps of the longest probe prompt: what the model takes and nine tenths of the KV cache hold."""
         config = self._scheduler.vllm_config
         held = int(config.cache_config.kv_cache_size_tokens or self._scheduler.max_model_len)
-        return max(min(int(self._scheduler.max_model_len) - 1, held * 9 // 10), 1)
+        tokens = max(min(int(self._scheduler.max_model_len) - 1, held * 9 // 10), 1)
+        planner = self.controller.planner
+        return probe_chunks(tokens, planner.max_chunk, planner.block)
 
     def _prefill(self, engine: Any, key: str, tokens: int, deadline: float) -> list[tuple[int, int, float]]:
         """Send one prompt of random tokens through the engine; its steps as (chunk, history, seconds)."""
@@ -180,6 +191,12 @@ class Session:
         if record is None:
             return []
         return list(zip(record.chunks, record.histories, record.measured_s, strict=True))
+
+
+def _sample(step: tuple[int, int, float]) -> Sample:
+    """What the calibrator takes of a step (chunk, history, seconds)."""
+    chunk, history, seconds = step
+    return features([chunk], [history]), seconds
 
 
 def _profile_path(setting: str, key: dict[str, Any]) -> Path | None:

@@ -1,0 +1,41 @@
+"""Requests of random token ids, made without the server: the same lengths and moments for every arm, other prompts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from isochunk.bench.client import Server
+from isochunk.bench.load import Request
+
+__all__ = ["poisson", "random_requests"]
+
+_IDS = range(100, 40_000)
+
+
+async def random_requests(
+    server: Server,
+    lengths: Sequence[int],
+    *,
+    due_s: Sequence[float] | None = None,
+    common: Sequence[int] = (),
+    shared: float = 0.0,
+) -> list[Request]:
+    """One request of each length for one token; ``shared`` of each prompt is the start of ``common``."""
+    requests = []
+    for at, tokens in enumerate(lengths):
+        kept = int(shared * tokens)
+        prompt = [*common[:kept], *random.choices(_IDS, k=tokens - kept)]
+        body = await server.body(prompt, 1)
+        requests.append(Request(tokens=tokens, shared=kept, due_s=due_s[at] if due_s else 0.0, body=body))
+    return requests
+
+
+def poisson(count: int, rate: float, seed: int) -> list[float]:
+    """Moments in seconds of ``count`` arrivals, ``rate`` a second on average."""
+    generator = random.Random(seed)
+    moments, at = [], 0.0
+    for _ in range(count):
+        at += generator.expovariate(rate)
+        moments.append(at)
+    return moments

@@ -1,0 +1,97 @@
+"""Mean TTFT of a mixed stream over two real P nodes and a real D node, for ways of choosing the P node.
+
+    python -m benchmarks.pd_routing --requests 30 --rounds 3
+
+Each P node has both its stages on one core, so that the two nodes don't share one; the model is the tiny random Qwen3.
+The ways take turns in random order on the same nodes, with the same lengths and moments and fresh prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import mean
+
+import httpx
+
+from benchmarks.load import poisson, random_requests
+from benchmarks.models import ENVIRON, options, tiny_qwen3
+from benchmarks.routing_way import WAYS
+from isochunk.bench.client import Server
+from isochunk.bench.load import send
+from isochunk.cli.pd_nodes import Node, Role, need_connector, running_node, running_proxy
+from isochunk.proxy.price import read_status
+
+SHORTEST, LONGEST = 1000, 32_000
+
+
+def lengths(count: int, seed: int) -> list[int]:
+    """Log-uniform, so that every doubling of the length is as likely as any other."""
+    generator = random.Random(seed)
+    return [round(SHORTEST * (LONGEST / SHORTEST) ** generator.random()) for _ in range(count)]
+
+
+def busy_s(node: Node) -> float:
+    """Predicted seconds that a prompt of the stream occupies a node, on average."""
+    model = read_status(httpx.get(f"{node.url}/isochunk/status", timeout=60).json())
+    assert model is not None
+    return mean(model.price(tokens).busy_s for tokens in lengths(1000, 0))
+
+
+async def one_block(url: str, tokens: list[int], due_s: list[float]) -> list[float]:
+    async with Server(url) as server:
+        outcomes = await send(server, await random_requests(server, tokens, due_s=due_s), None)
+    assert not any(outcome.error for outcome in outcomes), [outcome.error for outcome in outcomes]
+    return [outcome.answer.ttft_s for outcome in outcomes if outcome.answer]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--utilisation", type=float, default=0.7)
+    parser.add_argument("--connector", default="nixl")
+    parser.add_argument("--output", type=Path, default=Path("results/pd-routing"))
+    given = parser.parse_args()
+    connector = need_connector(given.connector)
+    model = tiny_qwen3()
+    with ExitStack() as stack:
+
+        def start(name: str, role: Role, stages: int, bind: str) -> Node:
+            environ = {**ENVIRON, "VLLM_CPU_OMP_THREADS_BIND": bind, "OMP_NUM_THREADS": "1"}
+            chosen = [*options("tiny-qwen3", LONGEST, stages=stages), "--enforce-eager"]
+            log = given.output / f"{name}.log"
+            return stack.enter_context(running_node(model, connector, role, chosen, log=log, environ=environ))
+
+        cores = sorted(os.sched_getaffinity(0))[:2]
+        prefill = [start(f"p{core}", "kv_producer", 2, f"{core}|{core}") for core in cores]
+        decode = [start("d", "kv_consumer", 1, "nobind")]
+        rate = given.utilisation * len(prefill) / mean(map(busy_s, prefill))
+        proxies = {}
+        for way in WAYS:
+            program = ("-m", "benchmarks.routing_way", way)
+            log = given.output / f"{way}.log"
+            proxies[way] = stack.enter_context(running_proxy(connector, prefill, decode, log=log, program=program))
+        rounds: list[dict[str, list[float]]] = []
+        for index in range(given.rounds):
+            tokens, due = lengths(given.requests, index), poisson(given.requests, rate, index)
+            times: dict[str, list[float]] = {}
+            for way in random.sample(WAYS, len(WAYS)):
+                times[way] = asyncio.run(one_block(proxies[way], tokens, due))
+                print(f"round {index + 1}, {way}: mean TTFT {mean(times[way]):.3f} s", flush=True)
+            rounds.append(times)
+    (given.output / "samples.json").write_text(json.dumps({"rate": rate, "rounds": rounds}), encoding="utf-8")
+    ours = [mean(times["predicted_seconds"]) for times in rounds]
+    for way in WAYS[1:]:
+        ratios = sorted(own / mean(times[way]) for own, times in zip(ours, rounds, strict=True))
+        overall = mean(ours) / mean(mean(times[way]) for times in rounds)
+        print(f"predicted seconds / {way}: {overall:.3f}, by round {ratios[0]:.3f} to {ratios[-1]:.3f}")
+
+
+if __name__ == "__main__":
+    main()

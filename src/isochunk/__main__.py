@@ -1,0 +1,6 @@
+"""``python -m isochunk``."""
+
+from isochunk.cli.app import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isochunk.core.errors import PlanError
+from isochunk.core.steps import Prefill
+from isochunk.core.turns import Turns
+
+LONG = Prefill("long", 5000, 1_000_000, 9.0)
+
+
+def short(waited_s: float, key: str = "short") -> Prefill:
+    return Prefill(key, 0, 1000, waited_s)
+
+
+def test_without_a_bound_nobody_steps_aside() -> None:
+    turns = Turns()
+    assert all(turns.aside([LONG, short(1e6)], 1) == frozenset() for _ in range(3))
+
+
+def test_a_long_prompt_gives_every_other_step_to_one_that_waited_too_long() -> None:
+    turns = Turns(2.0)
+    yields = [bool(turns.aside([LONG, short(2.5)], 1)) for _ in range(4)]
+    assert yields == [True, False, True, False]
+
+
+def test_nobody_steps_aside_before_the_bound_is_reached() -> None:
+    turns = Turns(2.0)
+    assert turns.aside([LONG, short(1.9)], 1) == frozenset()
+    assert turns.aside([LONG, short(2.1)], 1) == {"long"}
+
+
+def test_a_long_prompt_does_not_yield_to_a_longer_one() -> None:
+    assert Turns(0.0).aside([Prefill("a", 0, 500, 9.0), LONG], 1) == frozenset()
+
+
+def test_all_longer_prompts_that_have_begun_yield_together() -> None:
+    queue = [LONG, Prefill("other", 0, 20_000, 5.0), short(5.0)]
+    assert Turns(1.0).aside(queue, 2) == {"long", "other"}
+
+
+def test_prompts_that_have_not_begun_keep_vllms_order() -> None:
+    queue = [Prefill("first", 0, 20_000, 5.0), short(5.0)]
+    assert Turns(1.0).aside(queue, 0) == frozenset()
+
+
+@pytest.mark.parametrize("limit", [-1.0, math.nan])
+def test_a_bound_that_is_no_time_is_refused(limit: float) -> None:
+    with pytest.raises(PlanError, match="max_queue_delay"):
+        Turns(limit)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 10_000), st.floats(0, 10)), min_size=1, max_size=20),
+    st.integers(0, 20),
+    st.integers(1, 4),
+)
+def test_somebody_always_has_the_step(prompts: list[tuple[int, float]], begun: int, calls: int) -> None:
+    queue = [Prefill(str(at), 0, remaining, waited) for at, (remaining, waited) in enumerate(prompts)]
+    turns = Turns(1.0)
+    for _ in range(calls):
+        assert len(turns.aside(queue, min(begun, len(queue)))) < len(queue)
