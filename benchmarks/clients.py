@@ -32,6 +32,7 @@ from isochunk.cli.server import running_server
 
 REQUESTS, TOKENS = 5, 8000
 NAME = "tiny-qwen3"
+NO_PROFILE = '{"scheduler_config": {"profiling_chunk_config": {"profile": "off"}}}'
 VLLM_BENCH = """
 import argparse
 from vllm.benchmarks.serve import add_cli_args, main
@@ -206,9 +207,10 @@ def main() -> None:
     programs = {name: installed(name, CLIENTS[name], given.output / "venvs") for name in chosen}
     model = tiny_qwen3()
     well = True
-    for name in chosen:  # a fresh server for each, so that none learns from the one before
+    for name in chosen:  # a fresh server and profile for each, so that none learns from the one before
         log = given.output / name / "server.log"
-        with running_server(model, options(NAME, TOKENS + 1000), log=log, environ=ENVIRON) as url:
+        chosen_options = [*options(NAME, TOKENS + 1000), "--additional-config", NO_PROFILE]
+        with running_server(model, chosen_options, log=log, environ=ENVIRON) as url:
             target = Target(url, model, (given.output / name).absolute())
             well &= report(name, CLIENTS[name], send(name, CLIENTS[name], programs[name], target))
     sys.exit(not well)

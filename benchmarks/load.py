@@ -33,7 +33,7 @@ async def random_requests(
 
 def poisson(count: int, rate: float, seed: int) -> list[float]:
     """Moments in seconds of ``count`` arrivals, ``rate`` a second on average."""
-    generator = random.Random(seed)
+    generator = random.Random(f"arrivals {seed}")  # apart from the lengths of the same seed
     moments, at = [], 0.0
     for _ in range(count):
         at += generator.expovariate(rate)

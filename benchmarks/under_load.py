@@ -146,7 +146,8 @@ def main() -> None:
         if given.utilisations:
             full = Cell(16, None, 0.0, "capacity")
             ours = asyncio.run(one_cell(url, full, [Arm(OURS, "optimal")], given))
-            capacity = fmean(blocks[OURS].tokens_per_s for blocks in ours) / LENGTHS.mean
+            typical = fmean(LENGTHS.draw(random.Random(seed)) for seed in range(10_000))
+            capacity = fmean(blocks[OURS].tokens_per_s for blocks in ours) / typical
         for cell in cells(given, capacity):
             rounds = asyncio.run(one_cell(url, cell, chosen, given))
             saved[cell.label] = [{label: vars(block) for label, block in blocks.items()} for blocks in rounds]

@@ -149,3 +149,31 @@ def test_what_is_remembered_is_bounded_and_odd_steps_are_not(model: CostModel) -
     rows = np.array([row for row, _ in calibrator._places.values()])
     seconds = np.array([second for _, second in calibrator._places.values()])
     assert (seconds < 1.5 * model.predict(rows)).all()
+
+
+def test_after_a_false_alarm_the_model_is_what_it_was(model: CostModel) -> None:
+    places = [(c, h) for c in (64, 256, 1024, 4096) for h in (0, 2000, 8000, 30_000)]
+    probe = [(features([c], [h]), float(model.seconds(c, h))) for c, h in places]
+    calibrator = Calibrator(model, remembered=probe)
+    calibrator.alarm(CostModel(10 * model.c0, model.c1, model.c2, model.c3))
+    for turn in range(3):
+        serve(calibrator, model, 16_000, noise=0.01, seed=turn)
+        calibrator.refit()
+    for chunk, history in places:
+        assert calibrator.model is not None
+        assert calibrator.model.seconds(chunk, history) == pytest.approx(model.seconds(chunk, history), rel=0.05)
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.12, 1.3])
+def test_drift_is_followed_under_traffic_of_one_kind_too(model: CostModel, factor: float) -> None:
+    places = [(c, h) for c in (64, 256, 1024, 4096) for h in (0, 2000, 8000, 30_000)]
+    probe = [(features([c], [h]), float(model.seconds(c, h))) for c, h in places]
+    calibrator = Calibrator(model, remembered=probe)
+    for prompt in range(20):
+        serve(calibrator, model.scaled(factor), 2048, noise=0.01, seed=prompt)
+        calibrator.refit()
+    assert calibrator.model is not None
+    chosen = plan(calibrator.model, 2048, 2, max_chunk=8192, block=16)
+    at = np.concatenate(([0], np.cumsum(chosen.chunks)[:-1])).astype(float)
+    times = factor * model.seconds(np.array(chosen.chunks, dtype=float), at)
+    assert chosen.ttft_s == pytest.approx(float(times.sum() + times.max()), rel=0.07)

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from isochunk import CostModel, makespan, plan
@@ -69,6 +69,7 @@ def test_chunks_cover_the_prompt_within_the_limit(
 
 
 @given(models, st.integers(1, 100_000), st.integers(2, 16), st.floats(0, 0.99), st.integers(64, 20_000))
+@example(CostModel(0.0078125, 1.2e-7, 0.0, 1.2e-7), 12_673, 2, 0.0, 704)
 def test_plan_is_never_worse_than_the_best_static_size(
     model: CostModel, tokens: int, stages: int, hit: float, limit: int
 ) -> None:

@@ -41,6 +41,22 @@ def test_all_longer_prompts_that_have_begun_yield_together() -> None:
     assert Turns(1.0).aside(queue, 2) == {"long", "other"}
 
 
+def test_a_long_prompt_that_has_not_begun_is_not_let_in_by_a_short_one_behind_it() -> None:
+    turns = Turns(1.0)
+    queue = [LONG, Prefill("also long", 0, 2_000_000, 9.0), short(9.0)]
+    assert turns.aside(queue, 1) == frozenset()
+    assert turns.aside(queue, 2) == {"long", "also long"}
+
+
+def test_after_a_step_that_nobody_could_take_turns_rest_for_a_while() -> None:
+    turns = Turns(1.0)
+    assert turns.aside([LONG, short(5.0)], 1)
+    turns.refused()
+    rests = [turns.aside([LONG, short(5.0)], 1) for _ in range(64)]
+    assert not any(rests)
+    assert turns.aside([LONG, short(5.0)], 1) == {"long"}
+
+
 def test_prompts_that_have_not_begun_keep_vllms_order() -> None:
     queue = [Prefill("first", 0, 20_000, 5.0), short(5.0)]
     assert Turns(1.0).aside(queue, 0) == frozenset()

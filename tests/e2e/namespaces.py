@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -25,9 +26,8 @@ from pathlib import Path
 import httpx
 
 from isochunk.cli.demo_model import demo_model
-from isochunk.cli.demo_pd import prompt_tokens
+from isochunk.cli.handover import prompt_tokens
 from isochunk.cli.pd_nodes import (
-    SHARED_CORES,
     Connector,
     Node,
     Role,
@@ -38,6 +38,7 @@ from isochunk.cli.pd_nodes import (
 )
 from isochunk.cli.server import child_process, running_process
 from isochunk.vllm.launch import launch
+from isochunk.vllm.shared_cores import PLUGIN
 
 HOSTS = {"p0a": "10.77.0.2", "p0b": "10.77.0.3", "p1": "10.77.0.4", "d0": "10.77.0.5", "d1": "10.77.0.6"}
 HUB = "10.77.0.1"
@@ -106,7 +107,7 @@ def node(name: str, connector: Connector, role: Role, options: Sequence[str]) ->
         "GLOO_SOCKET_IFNAME": "eth0",
         **node_environ(connector, HOSTS[name], SIDE_PORT, "eth0"),
     }
-    plugins = [*(["isochunk"] if role == "kv_producer" else []), SHARED_CORES]
+    plugins = [*(["isochunk"] if role == "kv_producer" else []), PLUGIN]
     chosen = [*COMMON, "--host", HOSTS[name], *options, *node_options(connector, role)]
     command, environment = launch(str(demo_model()), chosen, environ, plugins=plugins)
     return in_namespace(name, command), environment
@@ -151,7 +152,7 @@ def complete(host: str, prompt: list[int], salt: str | None = None) -> str:
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     if salt is not None:
         body["cache_salt"] = salt
-    response = httpx.post(f"http://{host}:{PORT}/v1/completions", json=body, timeout=600)
+    response = httpx.post(f"http://{host}:{PORT}/v1/completions", json=body, timeout=600, trust_env=False)
     response.raise_for_status()
     return str(response.json()["choices"][0]["text"])
 
@@ -165,24 +166,25 @@ def through_the_proxy(prompts: list[list[int]], at_a_time: int) -> list[str]:
         return list(pool.map(lambda prompt: complete("127.0.0.1", prompt), prompts))
 
 
-def served(name: str) -> int:
-    """Prompt tokens that a node has seen, computed or received."""
-    return sum(prompt_tokens(f"http://{HOSTS[name]}:{PORT}").values())
+def counts(name: str) -> Counter[str]:
+    """Prompt tokens that a node has seen, by where they came from."""
+    return Counter(prompt_tokens(f"http://{HOSTS[name]}:{PORT}"))
 
 
 def inside(connector: Connector, logs: Path) -> None:
     """The hub's part: start everything, compare answers, kill nodes."""
     with deployment(connector, logs) as nodes:
-        before = {name: served(name) for name in nodes}
-        computed = {name: prompt_tokens(f"http://{HOSTS[name]}:{PORT}")["local_compute"] for name in ("d0", "d1")}
+        before = {name: counts(name) for name in nodes}
         prompts = fresh([60, 700, 1500, 3000, 5000, 400, 2500, 900])
         answers = through_the_proxy(prompts, at_a_time=4)
-        used = {name: served(name) - before[name] for name in nodes}
-        print("prompt tokens by node:", json.dumps(used), flush=True)
-        assert all(used.values()), "the proxy left a node out"
-        for name, was in computed.items():
-            now = prompt_tokens(f"http://{HOSTS[name]}:{PORT}")["local_compute"]
-            assert now - was <= len(prompts), f"{name} computed {now - was} prompt tokens itself"
+        took = {name: counts(name) - before[name] for name in nodes}
+        print("prompt tokens by node:", json.dumps({name: dict(took[name]) for name in nodes}), flush=True)
+        assert all(took.values()), "the proxy left a node out"
+        received = sum(took[name]["external_kv_transfer"] for name in ("d0", "d1"))
+        computed = sum(took[name]["local_compute"] for name in ("d0", "d1"))
+        total = sum(map(len, prompts))
+        assert computed <= len(prompts), f"the D nodes computed {computed} prompt tokens themselves"
+        assert total - len(prompts) <= received <= total, f"{received} of {total} prompt tokens came to the D nodes"
         assert answers == [complete(HOSTS["p1"], prompt, salt="alone") for prompt in prompts]
         print(f"{len(prompts)} answers are a single node's; D nodes computed no prompt", flush=True)
         for name in ("p1", "d1"):
@@ -211,7 +213,13 @@ def main() -> None:
     with namespaces():
         again = [sys.executable, "-m", "tests.e2e.namespaces", "--inside", "--connector", connector]
         again += ["--logs", str(given.logs)]
-        sys.exit(subprocess.run(in_namespace("hub", again), check=False).returncode)
+        inner = subprocess.Popen(in_namespace("hub", again))
+        while inner.poll() is None:
+            try:
+                inner.wait()
+            except KeyboardInterrupt:  # it stops its servers first
+                continue
+        sys.exit(inner.returncode)
 
 
 if __name__ == "__main__":

@@ -101,9 +101,9 @@ def test_a_lora_adapter_is_served_under_the_same_plans(tmp_path: Path) -> None:
     lora = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"tuned={adapter}")
     with serving(tmp_path, tiny_qwen3(), *lora) as client:
         plain = answer(client, "tiny-qwen3", prompt())
-        the_last_prompt_was_planned(client)
+        planned = the_last_prompt_was_planned(client)["counters"]["planned"]
         tuned = answer(client, "tuned", prompt())
-        the_last_prompt_was_planned(client)
+        assert the_last_prompt_was_planned(client)["counters"]["planned"] == planned + 1
         assert plain != tuned
         client.post("/isochunk/policy", json={"policy": "fixed", "chunk": 1024}).raise_for_status()
         answer(client, "tuned", prompt(), cache_salt="again")
@@ -119,6 +119,7 @@ def test_a_hybrid_model_is_served_in_whole_blocks_where_vllm_needs_them(tmp_path
         answer(client, "tiny-qwen3", prompt())
         told = the_last_prompt_was_planned(client)
         chunks = told["prompts"][-1]["chunks"]
+        assert told["alignment"] == told["block_size"]
         assert all(chunk % told["alignment"] == 0 for chunk in chunks[:-1])
 
 

@@ -1,8 +1,10 @@
 """Real P and D nodes with a real KV connector, and the proxy in front."""
 
+import json
 import os
 import random
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
 import httpx
@@ -11,7 +13,8 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed: these tests start real servers")
 
 from isochunk.cli.demo_model import demo_model
-from isochunk.cli.demo_pd import Deployment, ask, deployment, hand_over, prompt_tokens, verdict
+from isochunk.cli.demo_pd import deployment
+from isochunk.cli.handover import Deployment, ask, hand_over, prompt_tokens, verdict
 from isochunk.cli.pd_nodes import Connector, need_connector
 from isochunk.core.errors import ConfigError
 
@@ -28,7 +31,10 @@ def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         connector = need_connector(request.param)
     except ConfigError as error:
         pytest.skip(str(error))
-    with deployment(demo_model(), connector, logs=tmp_path_factory.mktemp(connector), say=print) as where:
+    folder = tmp_path_factory.mktemp(connector)
+    section = {"scheduler_config": {"profiling_chunk_config": {"profile": str(folder / "profile.json")}}}
+    own = ["--additional-config", json.dumps(section)]  # no profile of the user's is read or written
+    with deployment(demo_model(), connector, logs=folder, say=print, prefill_options=own) as where:
         yield where
 
 
@@ -75,14 +81,25 @@ def test_a_wrong_request_is_refused_by_the_nodes_and_serving_goes_on(nodes: Depl
 
 
 def test_a_client_that_goes_away_frees_both_nodes(nodes: Deployment) -> None:
+    before = [gauge(url, "kv_cache_usage_perc") for url in (nodes.prefill, nodes.decode)]
     body = {"model": MODEL, "prompt": fresh(4000), "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{nodes.proxy}/v1/completions", json=body, timeout=300) as response:
         next(response.iter_lines())
+        assert gauge(nodes.decode, "num_requests_running") == 1
     assert completion(nodes.proxy, fresh(40)).status_code == 200
-    for url in (nodes.prefill, nodes.decode):
-        assert running(url) == 0
+    for url, used in zip((nodes.prefill, nodes.decode), before, strict=True):
+        until(lambda url=url: gauge(url, "num_requests_running") == 0)
+        until(lambda url=url, used=used: gauge(url, "kv_cache_usage_perc") <= used)
 
 
-def running(url: str) -> float:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def gauge(url: str, name: str) -> float:
     lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:num_requests_running{"))
+    (value,) = [line.rsplit(" ", 1)[1] for line in lines if line.startswith(f"vllm:{name}{{")]
+    return float(value)

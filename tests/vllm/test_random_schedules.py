@@ -23,7 +23,7 @@ def traffic(engine: Engine, rng: random.Random, schedule: int) -> dict[str, int]
     for number in range(rng.randint(1, 8)):
         key = f"{schedule}-{number}"
         tokens = shared[: rng.choice((0, 0, 200, 1500))] + rng.choices(range(1000), k=rng.randint(1, 2500))
-        engine.add(key, tokens, output_tokens=rng.choice((1, 1, 2, 40)))
+        engine.add(key, tokens, output_tokens=rng.choice((1, 1, 2, 40)), priority=rng.randint(0, 2))
         prompts[key] = len(tokens)
         for _ in range(rng.randint(0, 6)):
             engine.step_fn()
@@ -62,7 +62,9 @@ def test_every_prompt_token_is_computed_once_and_every_request_ends(
         assert all(sum(step.values()) <= LIMIT for step in engine.steps)
         for key, length in prompts.items():
             _covered(engine, key, length)
-    assert engine.scheduler.isochunk.controller.counters.fallbacks == 0
+    counters = engine.scheduler.isochunk.controller.counters
+    assert counters.fallbacks == 0
+    assert (counters.yields > 0) == (max_queue_delay is not None)
 
 
 def _covered(engine: Engine, key: str, length: int) -> None:

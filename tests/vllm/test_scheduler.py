@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from isochunk import plan
-from isochunk.core.errors import ModelError
+from isochunk.core.errors import ConfigError, ModelError
 from isochunk.vllm import AsyncScheduler
 from isochunk.vllm.prompts import Part
 from isochunk.vllm.testing import BLOCK, Engine
@@ -230,7 +230,10 @@ def test_a_short_prompt_waits_no_longer_than_the_bound_behind_a_long_one(make_en
         ends[bound] = ended_after(engine, "short")
         assert sum(chunks(engine, "long")) == 60_000
         assert sum(chunks(engine, "short")) == 1500
-        assert (engine.scheduler.isochunk.controller.counters.yields > 0) == (bound is not None)
+        counters = engine.scheduler.isochunk.controller.counters
+        assert (counters.yields > 0) == (bound is not None)
+        record = next(r for r in engine.scheduler.isochunk.as_dict()["prompts"] if r["request_id"] == "long")
+        assert not record["alone"]  # so that the guard does not judge it
     assert ends[0.0] < 15 < ends[None]
 
 
@@ -241,3 +244,20 @@ def test_two_prompts_of_a_kind_don_t_take_turns(make_engine: Make) -> None:
     engine.add("b", ids(1, 30_000))
     engine.run()
     assert ended_after(engine, "a") <= min(at for at, step in enumerate(engine.steps) if "b" in step) + 2
+
+
+def test_a_step_is_not_given_to_a_prompt_that_has_no_room(make_engine: Make) -> None:
+    engine = make_engine({**ON, "max_queue_delay": 0.0}, blocks=30_000 // BLOCK, max_model_len=32_768)
+    engine.add("long", ids(0, 28_000))
+    for _ in range(4):
+        engine.step_fn()
+    engine.add("short", ids(1, 6000))
+    engine.run()
+    assert sum(chunks(engine, "long")) == 28_000
+    assert sum(chunks(engine, "short")) == 6000
+    assert engine.scheduler.isochunk.controller.counters.yields < 5
+
+
+def test_turns_and_priorities_exclude_each_other(make_engine: Make) -> None:
+    with pytest.raises(ConfigError, match=r"max_queue_delay = 1\.0 and --scheduling-policy priority"):
+        make_engine({**ON, "max_queue_delay": 1.0}, scheduling_policy="priority")

@@ -12,6 +12,7 @@ import typer
 
 from isochunk.cli.output import JsonOption
 from isochunk.core.cost import CostModel
+from isochunk.core.errors import ConfigError
 from isochunk.core.planner import Policy, plan
 
 __all__ = ["demo_command"]
@@ -31,6 +32,7 @@ _OPTIONS = (
 )
 _ENVIRON = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1", "HF_HUB_OFFLINE": "1"}
 _FEWEST, _MOST = 3, 8
+_SECONDS = 150.0
 
 
 def demo_command(
@@ -40,18 +42,26 @@ def demo_command(
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Samples of each policy at each length; by default what fits the time.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=1, help="About how long the comparison may take.")] = 150.0,
+    seconds: Annotated[
+        float | None, typer.Option(min=1, help="About how long the comparison may take; 150 by default.")
+    ] = None,
     pd: Annotated[
         bool, typer.Option("--pd", help="A P node with isochunk, a D node without, and the proxy in front instead.")
     ] = False,
-    connector: Annotated[str, typer.Option(help="With --pd, what carries the KV: nixl or mooncake.")] = "nixl",
+    connector: Annotated[
+        str | None, typer.Option(help="With --pd, what carries the KV: nixl (the default) or mooncake.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Start vLLM on two pipeline stages, ask it a question, and compare three ways of cutting long prompts."""
+    if connector is not None and not pd:
+        raise ConfigError(f"--connector {connector} goes with --pd")
     if pd:
+        if rounds is not None or seconds is not None:
+            raise ConfigError("--rounds and --seconds are for the comparison, which --pd does not make")
         from isochunk.cli.demo_pd import pd_demo
 
-        if not pd_demo(connector, output=output or Path("results/demo-pd"), say=_say, json_only=json):
+        if not pd_demo(connector or "nixl", output=output or Path("results/demo-pd"), say=_say, json_only=json):
             raise typer.Exit(1)
         return
     output = output or Path("results/demo")
@@ -67,7 +77,9 @@ def demo_command(
         state = _get(url, "/isochunk/status")
         _say(_learnt(state))
         _say(f"{_QUESTION} - {_ask(url)}")
-        result = measure(url, lengths=_LENGTHS, policies=_POLICIES, rounds=rounds or _rounds(state, seconds))
+        result = measure(
+            url, lengths=_LENGTHS, policies=_POLICIES, rounds=rounds or _rounds(state, seconds or _SECONDS)
+        )
     write_text(output / "results.json", jsonlib.dumps(as_dict(result), indent=1) + "\n")
     write_report(output / "report.html", result)
     if json:
@@ -99,7 +111,7 @@ def _ask(url: str) -> str:
     }
     import httpx
 
-    response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=300)
+    response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=300, trust_env=False)
     response.raise_for_status()
     return str(response.json()["choices"][0]["message"]["content"]).strip()
 
@@ -107,7 +119,7 @@ def _ask(url: str) -> str:
 def _get(url: str, path: str) -> dict[str, Any]:
     import httpx
 
-    response = httpx.get(f"{url}{path}", timeout=60)
+    response = httpx.get(f"{url}{path}", timeout=60, trust_env=False)
     response.raise_for_status()
     return dict(response.json())
 

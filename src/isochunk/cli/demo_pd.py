@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from isochunk.bench.client import Server
-from isochunk.bench.prompts import PromptMaker
 from isochunk.cli.compare_page import short_chunks
+from isochunk.cli.handover import Deployment, Handover, Say, ask, hand_over, verdict
 from isochunk.cli.pd_nodes import Connector, Node, Role, need_connector, running_node, running_proxy
 
-__all__ = ["Deployment", "Handover", "ask", "deployment", "hand_over", "pd_demo", "prompt_tokens", "verdict"]
-
-Say = Callable[[str], None]
+__all__ = ["deployment", "pd_demo"]
 
 _NAME = "SmolLM2-135M-Instruct"
 _QUESTION = "What is the capital of France?"
 _LENGTHS = (300, 2000, 6000)
-_OUTPUT_TOKENS = 16
 _COMMON = (
     # In float32 a node's answer does not depend on how its prompt was cut.
     *("--dtype", "float32", "--enforce-eager", "--served-model-name", _NAME, "--enable-prompt-tokens-details"),
@@ -33,38 +27,6 @@ _COMMON = (
 _PREFILL = ("--pipeline-parallel-size", "2", "--max-num-batched-tokens", "8192", "--no-async-scheduling")
 _COLUMNS = ("tokens", "chunks on P", "predicted, s", "TTFT, s", "D received", "computed", "same")
 _ENVIRON = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1", "HF_HUB_OFFLINE": "1"}
-
-
-@dataclass(frozen=True, slots=True)
-class Deployment:
-    """Where the proxy and the two nodes listen."""
-
-    proxy: str
-    prefill: str
-    decode: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Handover:
-    """One prompt through the proxy, and once more through the P node alone.
-
-    Attributes:
-        tokens: of the prompt.
-        chunks: tokens of each step on P.
-        predicted_s: what P's cost model says of these chunks.
-        ttft_s: through the proxy: P's prefill, the KV's way to D, and D's first token.
-        received: prompt tokens whose KV the D node had from P.
-        computed: prompt tokens that the D node computed itself.
-        same: D's answer is the one of a single node that computed the same prompt anew.
-    """
-
-    tokens: int
-    chunks: tuple[int, ...]
-    predicted_s: float | None
-    ttft_s: float
-    received: int
-    computed: int
-    same: bool
 
 
 def pd_demo(connector: str, *, output: Path, say: Say, json_only: bool) -> bool:
@@ -81,9 +43,7 @@ def pd_demo(connector: str, *, output: Path, say: Say, json_only: bool) -> bool:
     model = demo_model()
     with deployment(model, chosen, logs=output, say=say) as where:
         say(f"{_QUESTION} -")
-        streamed = ask(
-            where.proxy, _NAME, _QUESTION, piece=lambda text: print(text, end="", file=sys.stderr, flush=True)
-        )
+        streamed = ask(where.proxy, _NAME, _QUESTION, piece=_as_it_comes)
         print(file=sys.stderr)
         alone = ask(where.prefill, _NAME, _QUESTION, salt="single")
         handovers = hand_over(where, _LENGTHS, seed=secrets.randbits(32), say=say)
@@ -107,8 +67,14 @@ def _as_it_comes(text: str) -> None:
 
 
 @contextmanager
-def deployment(model: Path, connector: Connector, *, logs: Path, say: Say) -> Iterator[Deployment]:
-    """Start one P node, one D node and the proxy; stop them all at the end."""
+def deployment(
+    model: Path, connector: Connector, *, logs: Path, say: Say, prefill_options: Sequence[str] = ()
+) -> Iterator[Deployment]:
+    """Start one P node, one D node and the proxy; stop them all at the end.
+
+    Args:
+        prefill_options: more options for the P node.
+    """
     with ExitStack() as stack:
 
         def start(letter: str, role: Role, options: Sequence[str], environ: dict[str, str]) -> Node:
@@ -124,99 +90,12 @@ def deployment(model: Path, connector: Connector, *, logs: Path, say: Say) -> It
             )
 
         # One after the other: what starts beside the P node's probe would be measured with it.
-        prefill = start("P", "kv_producer", _PREFILL, {})
+        prefill = start("P", "kv_producer", [*_PREFILL, *prefill_options], {})
         # D only makes tokens here: one thread on whatever core is free.
         decode = start("D", "kv_consumer", (), {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"})
         say("proxy: starting")
         proxy = stack.enter_context(running_proxy(connector, [prefill], [decode], log=logs / "proxy.log"))
         yield Deployment(proxy=proxy, prefill=prefill.url, decode=decode.url)
-
-
-def ask(url: str, model: str, question: str, *, salt: str | None = None, piece: Say = lambda text: None) -> str:
-    """A chat, streamed; ``piece`` gets the answer as it comes."""
-    import httpx
-
-    body: dict[str, Any] = {
-        "model": model,
-        "messages": [{"role": "user", "content": question}],
-        "max_tokens": 32,
-        "temperature": 0,
-        "stream": True,
-    }
-    if salt is not None:
-        body["cache_salt"] = salt
-    answer = ""
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=300, trust_env=False) as response:
-        if response.status_code != 200:
-            response.read()
-        response.raise_for_status()
-        for line in response.iter_lines():
-            data = line.removeprefix("data: ")
-            if data in (line, "[DONE]"):
-                continue
-            text = json.loads(data)["choices"][0]["delta"].get("content") or ""
-            answer += text
-            piece(text)
-    return answer
-
-
-def hand_over(where: Deployment, lengths: Sequence[int], *, seed: int, say: Say) -> list[Handover]:
-    """Send one fresh prompt of each length through the proxy and compare its answer with a single node's."""
-
-    async def run() -> list[Handover]:
-        async with Server(where.proxy) as proxy, Server(where.prefill) as prefill:
-            maker = PromptMaker(prefill, seed)
-            done = []
-            for tokens in lengths:
-                say(f"a prompt of {tokens} tokens through the proxy, and again on the P node alone")
-                done.append(await _one(where, proxy, prefill, await maker.prompt(tokens)))
-            return done
-
-    return asyncio.run(run())
-
-
-async def _one(where: Deployment, proxy: Server, prefill: Server, prompt: list[int]) -> Handover:
-    before = prompt_tokens(where.decode)
-    answer = await proxy.complete(prompt, output_tokens=_OUTPUT_TOKENS)
-    after = prompt_tokens(where.decode)
-    record = (await prefill.status())["prompts"][-1]
-    body = json.loads(await prefill.body(prompt, _OUTPUT_TOKENS)) | {"cache_salt": "single"}
-    alone = await prefill.send(json.dumps(body).encode())
-    return Handover(
-        tokens=len(prompt),
-        chunks=tuple(record["chunks"]),
-        predicted_s=record["predicted_ttft_s"],
-        ttft_s=answer.ttft_s,
-        received=after.get("external_kv_transfer", 0) - before.get("external_kv_transfer", 0),
-        computed=after.get("local_compute", 0) - before.get("local_compute", 0),
-        same=answer.text == alone.text,
-    )
-
-
-def prompt_tokens(url: str) -> dict[str, int]:
-    """Prompt tokens of a node by where they came from, from its metrics."""
-    import httpx
-    from prometheus_client.parser import text_string_to_metric_families
-
-    text = httpx.get(f"{url}/metrics", timeout=60, trust_env=False).text
-    counts: dict[str, int] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name == "vllm:prompt_tokens_by_source_total":
-                source = sample.labels["source"]
-                counts[source] = counts.get(source, 0) + int(sample.value)
-    return counts
-
-
-def verdict(handovers: list[Handover]) -> list[str]:
-    """What is wrong; nothing when all is well. The last token of a prompt is always computed, by D too."""
-    wrong = []
-    for each in handovers:
-        if each.computed > 1:
-            wrong.append(f"{each.tokens} tokens: the D node computed {each.computed} of them itself")
-        if not each.same:
-            wrong.append(f"{each.tokens} tokens: the answer differs from a single node's")
-    return wrong
 
 
 def _cells(each: Handover) -> list[str]:

@@ -14,9 +14,9 @@ from typing import Literal, get_args
 
 from isochunk.cli.server import free_port, running_process, running_server
 from isochunk.core.errors import ConfigError
+from isochunk.vllm.shared_cores import PLUGIN
 
 __all__ = [
-    "SHARED_CORES",
     "Connector",
     "Node",
     "Role",
@@ -31,7 +31,6 @@ __all__ = [
 Connector = Literal["nixl", "mooncake"]
 Role = Literal["kv_producer", "kv_consumer"]
 
-SHARED_CORES = "isochunk_shared_cores"
 _HOST = "127.0.0.1"
 
 _CONFIG = {
@@ -125,7 +124,7 @@ def running_node(
         ConfigError: it ended, or did not answer in time.
     """
     side_port = free_port()
-    plugins = ["isochunk", SHARED_CORES] if role == "kv_producer" else [SHARED_CORES]
+    plugins = ["isochunk", PLUGIN] if role == "kv_producer" else [PLUGIN]
     environ = {**environ, **node_environ(connector, _HOST, side_port, "lo")}
     options = [*options, *node_options(connector, role)]
     with running_server(model, options, log=log, environ=environ, progress=progress, plugins=plugins) as url:

@@ -117,7 +117,7 @@ def _answers(url: str) -> bool:
     import httpx
 
     try:
-        return httpx.get(url, timeout=5).status_code == 200
+        return httpx.get(url, timeout=5, trust_env=False).status_code == 200
     except httpx.TransportError:
         return False
 

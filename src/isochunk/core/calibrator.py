@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,7 @@ class Calibrator:
         remembered: Iterable[Sample] = (),
     ) -> None:
         self._model = model
+        self._before: CostModel | None = None  # the model before an alarm
         self.floors = floors if floors is not None else floors_of(model)
         self._samples: deque[Sample] = deque(maxlen=window)
         self._least = min(2 * MIN_SAMPLES, window)
@@ -64,10 +66,11 @@ class Calibrator:
         """What a step costs now; None while nothing is known."""
         return self._model
 
-    def replace(self, model: CostModel) -> None:
-        """Take another model; what was remembered under the old one no longer holds."""
+    def alarm(self, model: CostModel) -> None:
+        """Plan with this model until the next refit tells whether the one before was wrong or the machine disturbed."""
+        if self._before is None:
+            self._before = self._model
         self._model = model
-        self._places.clear()
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -111,8 +114,11 @@ class Calibrator:
         if error < _GOOD_ENOUGH or (self.model is None and not rows[:, 3].any()):
             return None
         bound = min(_BETTER * error, _WORST)
-        wrong = error > _WRONG
-        prior = None if self.model is None else self.model.scaled(self.drift() if wrong else 1.0)
+        prior, wrong = self.model, error > _WRONG
+        if self._before is not None and relative_error(self._before, rows[held], seconds[held]) <= _WRONG:
+            prior, wrong = self._before, False
+        if prior is not None and wrong:
+            prior = prior.scaled(self.drift())
         kept = [] if wrong else list(self._places.values())
         try:
             for part in (~held, np.full(len(rows), True)):
@@ -127,11 +133,11 @@ class Calibrator:
             if better.undetermined:
                 return None
             self.floors = floors_of(better.model)
-        self._model = better.model
+        self._model, self._before = better.model, None
         if wrong:
             for place, (row, _) in self._places.items():
                 self._places[place] = (row, float(better.model.predict(row[None])[0]))
-        return better
+        return replace(better, residuals=better.residuals[: len(rows)])  # of what was measured, not remembered
 
     def _plausible(self) -> tuple[Floats, Floats]:
         """The window without steps that look far too short: their exits were noticed late, and together."""

@@ -285,7 +285,8 @@ def _equal_cut(model: CostModel, start: int, end: int, n: int, target: float, li
 def _best_static(model: CostModel, start: int, end: int, limit: int, block: int, stages: int, ideal: float) -> int:
     """The fixed size, a multiple of the block (or the limit), with the least predicted TTFT."""
     most = min(limit, end - start)
-    counts = np.arange(1, math.ceil(2 * ideal) + 9)
+    fewest = math.ceil((end - start) / limit)
+    counts = np.arange(fewest, max(math.ceil(2 * ideal), fewest) + 9)
     sizes = np.ceil((end - start) / counts / block) * block
     sizes = np.unique(np.minimum(np.concatenate((sizes, sizes + block, [most])), most))
     return int(sizes[np.argmin(static_ttft(model, start, end, sizes, stages))])

@@ -115,17 +115,17 @@ class StepPlanner:
         if self.policy == "first_chunk":
             target = model.seconds(self.fixed_chunk)
             return self._blend(self._fill(model, queue, target - model.c0 - other_seconds))
+        if between and in_flight:
+            # Up to the length of its neighbours a step is no later out of the pipeline.
+            self._stream.take(0.0, 0.0)
+            return self._blend(self._fill(model, queue, max(in_flight) - model.c0 - other_seconds))
         self._stream.ask(queue[0].key, queue[0].history)
         if not in_flight:
             self._stream.restart()
         tokens = 0
         if len(queue) == 1 and not more and not other_seconds:
             tokens = self._alone(model, queue[0], bool(in_flight))
-        tokens = tokens or self._shared(model, queue, more, other_seconds, len(in_flight))
-        if between and in_flight:
-            # Up to the length of its neighbours a step is no later out of the pipeline.
-            tokens = max(tokens, self._fill(model, queue, max(in_flight) - model.c0 - other_seconds))
-        return self._blend(tokens)
+        return self._blend(tokens or self._shared(model, queue, more, other_seconds, len(in_flight)))
 
     def _blend(self, tokens: int) -> int:
         blended = self.max_chunk + self.smooth * (tokens - self.max_chunk)

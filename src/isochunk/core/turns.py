@@ -9,12 +9,15 @@ from isochunk.core.steps import Prefill
 
 __all__ = ["Turns"]
 
+_PAUSE = 64  # steps without turns after one that nobody could take
+
 
 class Turns:
     """Bounds how long the queue waits behind a long prompt, at the price of that prompt.
 
-    A prompt that has waited longer than the bound and needs less than those that have begun before it takes every
-    other step, so that prompts in its way are slowed down by at most a factor of two while it is served.
+    Where the first prompt behind those that have begun has waited longer than the bound and needs less than they
+    do, it takes every other step, so that the others are slowed down by at most a factor of two while it is served.
+    The order of the queue is kept: a short prompt behind a long one that has not begun waits for its turn.
 
     Args:
         max_queue_delay: seconds that a prompt waits before it may go between the steps of longer ones; None lets it
@@ -29,6 +32,7 @@ class Turns:
             raise PlanError(f"max_queue_delay = {max_queue_delay} must be at least 0 seconds")
         self._limit = max_queue_delay
         self._yielded = False
+        self._pause = 0
 
     def aside(self, queue: Sequence[Prefill], begun: int) -> frozenset[str]:
         """Keys of the prompts that sit out the next step; at least one prompt of the queue never does.
@@ -39,10 +43,25 @@ class Turns:
         """
         if self._limit is None or begun == 0:
             return frozenset()
+        yields: list[Prefill] = []
+        if self._pause:
+            self._pause -= 1
+        elif not self._yielded:
+            yields = self._longer(queue, begun)
+        self._yielded = bool(yields)
+        return frozenset(prompt.key for prompt in yields)
+
+    def refused(self) -> None:
+        """Nobody could take the step (no room in the KV cache, say): none is given for a while."""
+        self._pause = _PAUSE
+
+    def _longer(self, queue: Sequence[Prefill], begun: int) -> list[Prefill]:
+        """The prompts that have begun and are longer than the late one that would go next."""
+        assert self._limit is not None
         late = [prompt.remaining for prompt in queue[1:] if prompt.waited_s > self._limit]
-        longer: frozenset[str] = frozenset()
-        if late and not self._yielded:
-            least = min(late)
-            longer = frozenset(prompt.key for prompt in queue[:begun] if prompt.remaining > least)
-        self._yielded = bool(longer)
-        return longer
+        if not late:
+            return []
+        longer = [prompt for prompt in queue[:begun] if prompt.remaining > min(late)]
+        first = next(prompt for prompt in queue if prompt not in longer)
+        shorter = bool(longer) and first.remaining < min(prompt.remaining for prompt in longer)
+        return longer if shorter and first.waited_s > self._limit else []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 
+from isochunk.core.errors import PlanError
 from isochunk.simulator.deployment import Deployment
 from isochunk.simulator.instance import Event, Instance, Prompt
 from isochunk.simulator.policies import ChunkPolicy, make_policy
@@ -32,11 +34,12 @@ def simulate(
         max_queue_delay: seconds that a prompt waits before it may go between a longer one's steps.
         record: keep every step with its times on the stages, for pictures and trace files.
     """
-    make = (
-        policy
-        if callable(policy)
-        else lambda: make_policy(policy, deployment, chunk=chunk, max_queue_delay=max_queue_delay)
-    )
+    if callable(policy):
+        if chunk is not None or max_queue_delay is not None:
+            raise PlanError("chunk and max_queue_delay go with a policy's name; give them to what makes the policy")
+        make = policy
+    else:
+        make = functools.partial(make_policy, policy, deployment, chunk=chunk, max_queue_delay=max_queue_delay)
     return _Run(deployment, workload, make, record).result()
 
 

@@ -99,6 +99,8 @@ def make_policy(
     if not 1 <= size <= deployment.max_tokens:
         raise PlanError(f"chunk = {size} must be from 1 to max_num_batched_tokens = {deployment.max_tokens}")
     model = deployment.slowest
+    if max_queue_delay is not None and name.startswith("ascend"):
+        raise PlanError(f"max_queue_delay = {max_queue_delay}: policy {name} serves in order; leave it out")
     if name in ("ascend", "ascend_online"):
         from isochunk.simulator.ascend import AscendPolicy
 

@@ -145,7 +145,7 @@ def poisson(requests: Sequence[Request], rate: float, *, seed: int = 0) -> OpenL
     """The same requests, arriving at random at ``rate`` a second."""
     if not (math.isfinite(rate) and rate > 0):
         raise WorkloadError(f"rate = {rate:g} requests a second must be above 0")
-    clock = random.Random(seed)
+    clock = random.Random(f"arrivals {seed}")  # apart from the lengths of the same seed
     now = 0.0
     arriving = []
     for request in requests:

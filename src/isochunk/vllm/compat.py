@@ -231,24 +231,28 @@ def nap_in_nixl(seconds: float) -> None:
     """
     from vllm.distributed import nixl_utils
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def load(name: str) -> Any:
-            found = original(name)
-            if name == "NixlWrapper" and found is not None:
-                bindings = _need(sys.modules[found.__module__], "nixlBind")
-                _patch_once(bindings, "nixlAgent", with_delay)
-            return found
-
-        return load
-
     def with_delay(agent: Callable[..., Any]) -> Callable[..., Any]:
         def create(name: str, config: Any) -> Any:
-            config.pthrDelay = int(seconds * 1e6)
+            config.pthrDelay = round(seconds * 1e6)
             return agent(name, config)
 
         return create
 
-    _patch_once(nixl_utils, "_load_nixl_attr", wrap)
+    def found(wrapper: Any) -> None:
+        if wrapper is not None:
+            _patch_once(_need(sys.modules[wrapper.__module__], "nixlBind"), "nixlAgent", with_delay)
+
+    def when_loaded(original: Callable[..., Any]) -> Callable[..., Any]:
+        def load(name: str) -> Any:
+            attribute = original(name)
+            if name == "NixlWrapper":
+                found(attribute)
+            return attribute
+
+        return load
+
+    found(vars(nixl_utils).get("NixlWrapper"))  # loaded already
+    _patch_once(nixl_utils, "_load_nixl_attr", when_loaded)
 
 
 def keep_cores() -> None:

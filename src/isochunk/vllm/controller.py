@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -118,6 +118,12 @@ class Controller:
         in_flight = [step.predicted_s for step in self._in_flight]
         return self.planner.tokens(model, queue, more=more, other_seconds=other, in_flight=in_flight, between=between)
 
+    def yielded(self, request_ids: Collection[str]) -> None:
+        """These prompts sit the next step out."""
+        self.counters.yields += 1
+        for request_id in request_ids:
+            self.log.share(request_id)
+
     def entered(self, parts: list[Part], decodes: Sequence[tuple[int, int]], now: float, output: Any) -> None:
         """A step with these parts and decodes went into the pipeline; ``output`` tells it from others."""
         predicted = 0.0
@@ -192,7 +198,7 @@ class Controller:
         raised = self._guard.step(self.model, row, seconds)
         if raised is not None:
             self.counters.alarms += 1
-            self._calibrator.replace(raised)
+            self._calibrator.alarm(raised)
             self._changed("guard")
 
     def _refit(self, now: float) -> Fit | None:

@@ -71,6 +71,11 @@ class PromptLog:
         if len(self._open) > _OPEN:
             self._open.popitem(last=False)
 
+    def share(self, request_id: str) -> None:
+        """A prompt sits a step out for others, so it does not run alone."""
+        if (record := self._open.get(request_id)) is not None:
+            record.alone = False
+
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._open
 

@@ -74,6 +74,8 @@ class NarrowedScheduler:
         finally:
             self.max_num_scheduled_tokens = limit
         try:
+            if aside and not output.total_num_scheduled_tokens:
+                self._turns.refused()
             self._entered(output)
         except Exception:  # noqa: BLE001 - as above: without its record a step is only not timed
             self.isochunk.fault("a step could not be recorded")
@@ -108,7 +110,7 @@ class NarrowedScheduler:
         if yielding:
             aside += [self.requests[key] for key in yielding]
             queue = [prompt for prompt in queue if prompt.key not in yielding]
-            self.isochunk.controller.counters.yields += 1
+            self.isochunk.controller.yielded(yielding)
         if not queue or self._keeps_images_whole(queue):
             return None
         tokens = self.isochunk.tokens(queue, more, decodes, between=bool(yielding))

@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 from isochunk.core.errors import ConfigError
-from isochunk.vllm import compat
+from isochunk.vllm import compat, shared_cores
 from isochunk.vllm.config import KEY, ChunkConfig, read_config
 
 __all__ = ["SCHEDULERS", "check_engine", "chunk_config", "profile_key", "select_scheduler"]
@@ -70,6 +70,11 @@ def check_engine(vllm_config: Any) -> None:
         raise ConfigError(
             "scheduler_config.enable_balance_scheduling replaces the scheduler that isochunk narrows; turn it off"
         )
+    if config.max_queue_delay is not None and scheduler.policy == "priority":
+        raise ConfigError(
+            f"{KEY}.max_queue_delay = {config.max_queue_delay} and --scheduling-policy priority exclude each other: "
+            "a late prompt would pass one of a better priority; drop one of them"
+        )
     limit = scheduler.max_num_batched_tokens
     if config.min_chunk is not None and config.min_chunk >= limit:
         raise ConfigError(f"{KEY}.min_chunk = {config.min_chunk} must be below max_num_batched_tokens = {limit}")
@@ -104,6 +109,7 @@ def profile_key(vllm_config: Any) -> dict[str, Any]:
         "kv_dtype": str(cache.cache_dtype),
         "compilation": f"{vllm_config.compilation_config.mode} {vllm_config.compilation_config.backend}",
         "threads": [os.environ.get("VLLM_CPU_OMP_THREADS_BIND", ""), len(os.sched_getaffinity(0))],
+        "naps": shared_cores.is_named(),
         "vllm": compat.vllm_version(),
     }
 

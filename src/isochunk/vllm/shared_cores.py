@@ -9,15 +9,20 @@ import os
 
 from isochunk.vllm import compat
 
-__all__ = ["PLUGIN", "register"]
+__all__ = ["PLUGIN", "is_named", "register"]
 
 PLUGIN = "isochunk_shared_cores"
 _NAP_S = 200e-6
 
 
+def is_named() -> bool:
+    """Whether ``VLLM_PLUGINS`` names this plugin."""
+    return PLUGIN in os.environ.get("VLLM_PLUGINS", "").split(",")
+
+
 def register() -> None:
     """Let whatever polls sleep between two looks, and leave the threads where vLLM put them."""
-    if PLUGIN in os.environ.get("VLLM_PLUGINS", "").split(",") and compat.runs_on_cpu():
+    if is_named() and compat.runs_on_cpu():
         compat.nap_in_queues(_NAP_S)
         compat.nap_in_nixl(_NAP_S)
         compat.keep_cores()
