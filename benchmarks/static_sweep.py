@@ -3,8 +3,8 @@
     python -m benchmarks.static_sweep --model smollm2 --lengths 1024,2048,4096,8192 --output results/sweep
 
 Prints, for each length, isochunk's TTFT over that of vLLM's default (the largest size), of the published
-rule and of the best fixed size, as the median and quartiles of paired ratios, and its prediction over the
-measurement. Every sample goes to ``<output>/<model>.json``.
+rule and of the best fixed size, as the median and quartiles of paired ratios, and its prediction over what the
+client measured (HTTP included) and over the engine's own time. Every sample goes to ``<output>/<model>.json``.
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ def main() -> None:
 
 
 def report(result: Comparison, lengths: list[int]) -> None:
-    print("tokens  vLLM default/isochunk   published/isochunk      isochunk/best fixed     predicted/measured")
+    print(
+        "tokens  vLLM default/isochunk   published/isochunk      isochunk/best fixed     "
+        "predicted/client        predicted/engine"
+    )
     for tokens in lengths:
         typical = medians(result, tokens)
         ours = next(label for label in typical if label.startswith("isochunk"))
@@ -82,16 +85,14 @@ def report(result: Comparison, lengths: list[int]) -> None:
         largest = max(fixed, key=lambda label: int(label.split()[1]))
         rule = next((label for label in typical if label.startswith("first")), largest)
         best = min(fixed, key=lambda label: fixed[label])
-        told = [
-            sample.record["predicted_ttft_s"] / sample.ttft_s
-            for sample in result.samples
-            if (sample.tokens, sample.arm.label, sample.disturbed) == (tokens, ours, None)
-            and sample.record["predicted_ttft_s"]
-        ]
+        own = [s for s in result.samples if (s.tokens, s.arm.label, s.disturbed) == (tokens, ours, None)]
+        told = [s for s in own if s.record["predicted_ttft_s"]]
+        client = [s.record["predicted_ttft_s"] / s.ttft_s for s in told]
+        engine = [s.record["predicted_ttft_s"] / s.record["measured_ttft_s"] for s in told]
         print(
             f"{tokens:6d}  {spread(ratios(result, tokens, largest, ours)):22}  "
             f"{spread(ratios(result, tokens, rule, ours)):22}  "
-            f"{spread(ratios(result, tokens, ours, best)):22}  {spread(told):22}  best: {best}"
+            f"{spread(ratios(result, tokens, ours, best)):22}  {spread(client):22}  {spread(engine):22}  best: {best}"
         )
 
 

@@ -19,20 +19,26 @@ import numpy as np
 
 import isochunk.vllm.scheduler as scheduling
 from isochunk import CostModel
+from isochunk.core.cost import features
 from isochunk.vllm.testing import Engine, engine_config
 
 REQUESTS = 64
 ROUNDS = 20
-STEP_S = 0.1
+TRUE = CostModel(0.0059, 18e-6, 20e-9, 0.56e-6)
+NOISE = 0.05
 
 
 class Clock:
-    """Time that passes by steps: without a model behind the scheduler they take none."""
+    """Time that passes by steps: without a model behind the scheduler they take none of their own."""
 
     now = 0.0
 
     def monotonic(self) -> float:
         """Seconds."""
+        return self.now
+
+    def time(self) -> float:
+        """Seconds; requests of the benchmark came at moment 0."""
         return self.now
 
 
@@ -50,12 +56,20 @@ def timed(target: Any, name: str, spent: list[float]) -> None:
     setattr(target, name, outer)
 
 
+def last_step_s(engine: Engine, rng: np.random.Generator) -> float:
+    """Seconds of the last step under the true model, and a little noise: what the next one waits for."""
+    if not engine.steps:
+        return TRUE.c0
+    row = features(list(engine.steps[-1].values()), list(engine.histories[-1].values()))
+    return float(TRUE.predict(row[None])[0] * rng.lognormal(0, NOISE))
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["ISOCHUNK_CACHE"] = folder
         engine = Engine(engine_config(Path(folder), {"enabled": True}), blocks=200_000)
     scheduler = engine.scheduler
-    scheduler.isochunk.controller.use_model(CostModel(0.0059, 18e-6, 20e-9, 0.56e-6), "benchmark")
+    scheduler.isochunk.controller.use_model(TRUE, "benchmark")
     clock = Clock()
     scheduling.time = clock  # type: ignore[attr-defined]
     spent = [0.0]
@@ -69,7 +83,7 @@ def main() -> None:
             engine.add(f"{turn}-{request}", tokens, output_tokens=4)
         while engine.has_work():
             spent.append(0.0)
-            clock.now += STEP_S
+            clock.now += last_step_s(engine, rng)
             engine.step_fn()
     micro = np.array(spent[50:]) * 1e6
     median, high, most = np.quantile(micro, [0.5, 0.99, 1])

@@ -58,6 +58,7 @@ class Controller:
         self._in_flight: deque[Step] = deque()
         self._last_refit = 0.0
         self._new_samples = 0
+        self._needed = MIN_SAMPLES
         planner.use(config.policy)
 
     def use_policy(self, policy: Policy, chunk: int | None) -> None:
@@ -203,12 +204,14 @@ class Controller:
 
     def _refit(self, now: float) -> Fit | None:
         """Refit when enough new steps were measured and the last refit is not too recent."""
-        enough = self._new_samples >= MIN_SAMPLES
+        enough = self._new_samples >= self._needed
         if not self.config.need_timing or not enough or now - self._last_refit < _REFIT_PAUSE_S:
             return None
         self._last_refit = now
         self._new_samples = 0
         refit = self._calibrator.refit()
+        # A window that taught nothing is not tried again before all of it is new.
+        self._needed = self.config.max_fit_chunk if refit is None else MIN_SAMPLES
         if refit is not None:
             self.counters.refits += 1
             self._changed("traffic")
