@@ -210,8 +210,9 @@ class Controller:
         self._last_refit = now
         self._new_samples = 0
         refit = self._calibrator.refit()
-        # A window that taught nothing is not tried again before all of it is new.
-        self._needed = self.config.max_fit_chunk if refit is None else MIN_SAMPLES
+        # A window that has nothing better than the model is not tried again before all of it is new.
+        known = refit is None and self.model is not None
+        self._needed = self.config.max_fit_chunk if known else MIN_SAMPLES
         if refit is not None:
             self.counters.refits += 1
             self._changed("traffic")
