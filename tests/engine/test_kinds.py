@@ -1,6 +1,7 @@
 """Models that are not plain attention: served under isochunk's plans on a real engine.
 
-vLLM's CPU build (0.32.0) can't run LoRA adapters or n-gram speculation with pipeline stages, isochunk or not.
+With pipeline stages the workers of vLLM's CPU build (0.32.0) fail on LoRA adapters (`intermediate_tensors is not None`)
+and on n-gram speculation (no attribute `drafter`), so these are not tried here.
 """
 
 import json
