@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from isochunk.cli.demo_model import demo_model
 from isochunk.core.profile import default_folder
 
-__all__ = ["ENVIRON", "MODELS", "options", "tiny_qwen3"]
+__all__ = ["ENVIRON", "MODELS", "QWEN3", "options", "random_model", "tiny_qwen3"]
 
 ENVIRON = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1", "HF_HUB_OFFLINE": "1"}
 
-_QWEN3 = {
+QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "hidden_size": 256,
@@ -36,11 +37,15 @@ _QWEN3 = {
 
 def tiny_qwen3() -> Path:
     """Folder of a Qwen3 of 8 layers with SmolLM2's tokenizer; vLLM fills in random weights."""
-    folder = default_folder() / "models" / "tiny-qwen3"
+    return random_model(default_folder() / "models" / "tiny-qwen3", QWEN3)
+
+
+def random_model(folder: Path, config: dict[str, Any]) -> Path:
+    """Write a model of this configuration, without weights and with SmolLM2's tokenizer; returns its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in demo_model().glob("*token*"):
         shutil.copy(file, folder)
-    (folder / "config.json").write_text(json.dumps(_QWEN3, indent=1), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     return folder
 
 

@@ -14,18 +14,16 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed: these tests start real servers")
 
-from benchmarks.models import ENVIRON, options, tiny_qwen3
+from benchmarks.models import ENVIRON, QWEN3, options, random_model
 from isochunk.cli.server import running_server
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 LONGEST = 5000
 QWEN3_NEXT = {
+    **QWEN3,
     "architectures": ["Qwen3NextForCausalLM"],
     "model_type": "qwen3_next",
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 8,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 64,
@@ -41,26 +39,13 @@ QWEN3_NEXT = {
     "decoder_sparse_step": 1,
     "moe_intermediate_size": 128,
     "shared_expert_intermediate_size": 128,
-    "vocab_size": 49152,
-    "max_position_embeddings": 65536,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1e6,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
 }
 
 
 def test_a_hybrid_model_is_served_in_whole_blocks_where_vllm_needs_them(tmp_path: Path) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("two pipeline stages need two cores")
-    model = tmp_path / "qwen3-next"
-    model.mkdir()
-    for file in tiny_qwen3().glob("*token*"):
-        (model / file.name).write_bytes(file.read_bytes())
-    (model / "config.json").write_text(json.dumps(QWEN3_NEXT))
+    model = random_model(tmp_path / "qwen3-next", QWEN3_NEXT)
     section = {"scheduler_config": {"profiling_chunk_config": {"profile": str(tmp_path / "profile.json")}}}
     chosen = [*options("tiny-qwen3", LONGEST, max_tokens=4096), "--enforce-eager"]
     chosen += ["--additional-config", json.dumps(section)]
