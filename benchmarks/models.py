@@ -7,12 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from isochunk.cli.demo_model import demo_model
+from isochunk.cli.demo_model import ENVIRON, demo_model
 from isochunk.core.profile import default_folder
 
 __all__ = ["ENVIRON", "MODELS", "QWEN3", "options", "random_model", "tiny_qwen3"]
-
-ENVIRON = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1", "HF_HUB_OFFLINE": "1"}
 
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],

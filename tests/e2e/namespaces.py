@@ -25,7 +25,7 @@ from pathlib import Path
 
 import httpx
 
-from isochunk.cli.demo_model import demo_model
+from isochunk.cli.demo_model import ENVIRON, MODEL_NAME, demo_model
 from isochunk.cli.handover import prompt_tokens
 from isochunk.cli.pd_nodes import (
     Connector,
@@ -45,9 +45,8 @@ HUB = "10.77.0.1"
 PREFIX = "isochunk-"
 PORT = 8000
 SIDE_PORT = 5600
-MODEL = "SmolLM2-135M-Instruct"
 COMMON = (
-    *("--dtype", "float32", "-cc.mode=2", "-cc.backend=eager", "--served-model-name", MODEL, "--port", str(PORT)),
+    *("--dtype", "float32", "-cc.mode=2", "-cc.backend=eager", "--served-model-name", MODEL_NAME, "--port", str(PORT)),
     *("--max-model-len", "8192", "--hf-overrides", '{"max_position_embeddings": 32768}'),
 )
 PREFILL = ("--pipeline-parallel-size", "2", "--max-num-batched-tokens", "2048", "--no-async-scheduling")
@@ -99,8 +98,7 @@ def node(name: str, connector: Connector, role: Role, options: Sequence[str]) ->
     """Command and environment of one node, or of one host's part of it."""
     environ = {
         **os.environ,
-        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
-        "HF_HUB_OFFLINE": "1",
+        **ENVIRON,
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -149,7 +147,7 @@ def deployment(connector: Connector, logs: Path) -> Iterator[dict[str, subproces
 
 
 def complete(host: str, prompt: list[int], salt: str | None = None) -> str:
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     if salt is not None:
         body["cache_salt"] = salt
     response = httpx.post(f"http://{host}:{PORT}/v1/completions", json=body, timeout=600, trust_env=False)

@@ -12,15 +12,14 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed: these tests start real servers")
 
-from isochunk.cli.demo_model import demo_model
+from isochunk.cli.chat import ask
+from isochunk.cli.demo_model import MODEL_NAME, QUESTION, demo_model
 from isochunk.cli.demo_pd import deployment
-from isochunk.cli.handover import Deployment, ask, hand_over, prompt_tokens, verdict
+from isochunk.cli.handover import Deployment, hand_over, prompt_tokens, verdict
 from isochunk.cli.pd_nodes import Connector, need_connector
 from isochunk.core.errors import ConfigError
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
-
-MODEL = "SmolLM2-135M-Instruct"
 
 
 @pytest.fixture(scope="module", params=get_args(Connector))
@@ -39,7 +38,7 @@ def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def completion(url: str, prompt: list[int], **options: Any) -> httpx.Response:
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True, **options}
+    body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True, **options}
     return httpx.post(f"{url}/v1/completions", json=body, timeout=300)
 
 
@@ -49,11 +48,10 @@ def fresh(count: int) -> list[int]:
 
 def test_a_chat_through_the_proxy_streams_a_single_nodes_answer(nodes: Deployment) -> None:
     pieces: list[str] = []
-    question = "What is the capital of France?"
-    answer = ask(nodes.proxy, MODEL, question, piece=pieces.append)
+    answer = ask(nodes.proxy, MODEL_NAME, QUESTION, piece=pieces.append)
     assert "Paris" in answer
     assert len([piece for piece in pieces if piece]) > 3
-    assert answer == ask(nodes.prefill, MODEL, question, salt="alone")
+    assert answer == ask(nodes.prefill, MODEL_NAME, QUESTION, salt="alone")
 
 
 def test_the_decode_node_computes_no_prompt_whether_it_is_cut_or_not(nodes: Deployment) -> None:
@@ -82,10 +80,10 @@ def test_a_wrong_request_is_refused_by_the_nodes_and_serving_goes_on(nodes: Depl
 
 def test_a_client_that_goes_away_frees_both_nodes(nodes: Deployment) -> None:
     before = [gauge(url, "kv_cache_usage_perc") for url in (nodes.prefill, nodes.decode)]
-    body = {"model": MODEL, "prompt": fresh(4000), "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    body = {"model": MODEL_NAME, "prompt": fresh(4000), "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{nodes.proxy}/v1/completions", json=body, timeout=300) as response:
         next(response.iter_lines())
-        assert gauge(nodes.decode, "num_requests_running") == 1
+        until(lambda: gauge(nodes.decode, "num_requests_running") == 1)  # vLLM counts after it has answered
     assert completion(nodes.proxy, fresh(40)).status_code == 200
     for url, used in zip((nodes.prefill, nodes.decode), before, strict=True):
         until(lambda url=url: gauge(url, "num_requests_running") == 0)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from isochunk.cli.demo_model import ENVIRON, MODEL_NAME, QUESTION, demo_model
 from isochunk.cli.output import JsonOption
 from isochunk.core.cost import CostModel
 from isochunk.core.errors import ConfigError
@@ -17,20 +18,17 @@ from isochunk.core.planner import Policy, plan
 
 __all__ = ["demo_command"]
 
-_MODEL = "SmolLM2-135M-Instruct"
 _STAGES = 2
 _LENGTHS = (1024, 4096, 8192)
 _POLICIES: tuple[Policy, ...] = ("fixed", "first_chunk", "optimal")
 _MAX_TOKENS = 8192
-_QUESTION = "What is the capital of France?"
 _OPTIONS = (
     *("--pipeline-parallel-size", str(_STAGES)),
     *("--max-num-batched-tokens", str(_MAX_TOKENS)),
     # One token more than the longest prompt; the model's own limit is lifted to make room for it.
     *("--max-model-len", "8448", "--hf-overrides", '{"max_position_embeddings": 32768}'),
-    *("--served-model-name", _MODEL, "--enable-prompt-tokens-details"),
+    *("--served-model-name", MODEL_NAME, "--enable-prompt-tokens-details"),
 )
-_ENVIRON = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1", "HF_HUB_OFFLINE": "1"}
 _FEWEST, _MOST = 3, 8
 _SECONDS = 150.0
 
@@ -66,17 +64,17 @@ def demo_command(
         return
     output = output or Path("results/demo")
     from isochunk.bench.summary import as_dict
+    from isochunk.cli.chat import ask
     from isochunk.cli.compare import measure, print_comparison, write_report
-    from isochunk.cli.demo_model import demo_model
     from isochunk.cli.output import print_json, write_text
     from isochunk.cli.server import running_server
 
-    _say("model: SmolLM2-135M-Instruct, real weights (converted once, then cached)")
+    _say(f"model: {MODEL_NAME}, real weights (converted once, then cached)")
     model = demo_model()
-    with running_server(model, _OPTIONS, log=output / "server.log", environ=_ENVIRON, progress=_say) as url:
+    with running_server(model, _OPTIONS, log=output / "server.log", environ=ENVIRON, progress=_say) as url:
         state = _get(url, "/isochunk/status")
         _say(_learnt(state))
-        _say(f"{_QUESTION} - {_ask(url)}")
+        _say(f"{QUESTION} - {ask(url, MODEL_NAME, QUESTION)}")
         result = measure(
             url, lengths=_LENGTHS, policies=_POLICIES, rounds=rounds or _rounds(state, seconds or _SECONDS)
         )
@@ -100,20 +98,6 @@ def _learnt(state: dict[str, Any]) -> str:
     probe = state["probe"]
     how = f"probed in {probe['seconds']:.0f} s, {probe['steps']} steps" if probe else "from the stored profile"
     return f"a step on one stage costs (s): {terms} ({how})"
-
-
-def _ask(url: str) -> str:
-    body = {
-        "model": _MODEL,
-        "messages": [{"role": "user", "content": _QUESTION}],
-        "max_tokens": 32,
-        "temperature": 0,
-    }
-    import httpx
-
-    response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=300, trust_env=False)
-    response.raise_for_status()
-    return str(response.json()["choices"][0]["message"]["content"]).strip()
 
 
 def _get(url: str, path: str) -> dict[str, Any]:

