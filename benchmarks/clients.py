@@ -26,13 +26,12 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from benchmarks.models import ENVIRON, options, tiny_qwen3
+from benchmarks.models import ENVIRON, isochunk_options, options, tiny_qwen3
 from isochunk.bench.text import Prose
 from isochunk.cli.server import running_server
 
 REQUESTS, TOKENS = 5, 8000
 NAME = "tiny-qwen3"
-NO_PROFILE = '{"scheduler_config": {"profiling_chunk_config": {"profile": "off"}}}'
 VLLM_BENCH = """
 import argparse
 from vllm.benchmarks.serve import add_cli_args, main
@@ -58,6 +57,7 @@ class Client:
     packages: tuple[str, ...]
     command: Callable[[Path, Target], list[str]]
     exact: bool = True
+    alike: bool = False  # all its prompts are the same one, which must show
 
 
 def vllm_bench(_: Path, target: Target) -> list[str]:
@@ -98,7 +98,7 @@ models = [
     dict(
         attr="service",
         type=VLLMCustomAPIChatStream,
-        abbr="isochunk",
+        abbr="vllm-api-stream-chat",
         path="{tokenizer}",
         model="{model}",
         request_rate=0,
@@ -113,8 +113,27 @@ models = [
 """
 
 
+SYNTHETIC = """
+synthetic_config = {{
+    "Type": "string",
+    "RequestCount": {requests},
+    "StringConfig": {{
+        "Input": {{"Method": "uniform", "Params": {{"MinValue": {tokens}, "MaxValue": {tokens}}}}},
+        "Output": {{"Method": "uniform", "Params": {{"MinValue": 1, "MaxValue": 1}}}},
+    }},
+}}
+"""
+
+
+def aisbench_published(bin_folder: Path, target: Target) -> list[str]:
+    """The published procedure."""
+    text = SYNTHETIC.format(requests=REQUESTS, tokens=TOKENS)
+    (installed_aisbench(bin_folder) / "datasets/synthetic/synthetic_config.py").write_text(text, encoding="utf-8")
+    return [*aisbench_command(bin_folder, target), "--datasets", "synthetic_gen"]
+
+
 def aisbench(bin_folder: Path, target: Target) -> list[str]:
-    """Prompts of its own, each with another beginning: its synthetic ones are all the same."""
+    """Prompts of our own, each with another beginning: its synthetic ones are all the same."""
     prompts = target.folder / "prompts.jsonl"
     with prompts.open("w", encoding="utf-8") as file:
         prose = Prose(secrets.randbits(32))
@@ -125,24 +144,32 @@ def aisbench(bin_folder: Path, target: Target) -> list[str]:
                 if len(text) > 4.5 * TOKENS:
                     break
             file.write(json.dumps({"question": text, "answer": ""}) + "\n")
+    chosen = ["--custom-dataset-path", str(prompts), "--custom-dataset-data-type", "qa"]
+    return [*aisbench_command(bin_folder, target), *chosen]
+
+
+def installed_aisbench(bin_folder: Path) -> Path:
+    return next(bin_folder.parent.glob("lib/python*/site-packages/ais_bench"))
+
+
+def aisbench_command(bin_folder: Path, target: Target) -> list[str]:
     address = urlsplit(target.url)
     config = AISBENCH_MODEL.format(tokenizer=target.tokenizer, model=NAME, host=address.hostname, port=address.port)
-    package = next(bin_folder.parent.glob("lib/python*/site-packages/ais_bench"))
-    (package / "benchmark/configs/models/vllm_api/isochunk_stream_chat.py").write_text(config, encoding="utf-8")
+    models = installed_aisbench(bin_folder) / "benchmark/configs/models/vllm_api"
+    (models / "vllm_api_stream_chat.py").write_text(config, encoding="utf-8")
     return [
-        *(str(bin_folder / "ais_bench"), "--models", "isochunk_stream_chat", "--mode", "perf", "--debug"),
-        *("--custom-dataset-path", str(prompts), "--custom-dataset-data-type", "qa"),
+        *(str(bin_folder / "ais_bench"), "--models", "vllm_api_stream_chat", "--mode", "perf", "--debug"),
         *("--work-dir", str(target.folder / "aisbench")),
     ]
 
 
+AISBENCH = ("ais-bench-benchmark==3.1.20260630", "pyarrow<22", "setuptools<81", "torch==2.13.0")
 CLIENTS = {
     "vllm": Client((), vllm_bench),  # comes with vLLM
     "guidellm": Client(("guidellm==0.8.1", "torch==2.13.0"), guidellm),
     "aiperf": Client(("aiperf==0.13.0",), aiperf),
-    "aisbench": Client(
-        ("ais-bench-benchmark==3.1.20260630", "pyarrow<22", "setuptools<81", "torch==2.13.0"), aisbench, exact=False
-    ),
+    "aisbench": Client(AISBENCH, aisbench, exact=False),
+    "aisbench-published": Client(AISBENCH, aisbench_published, exact=False, alike=True),
 }
 
 
@@ -152,7 +179,7 @@ def seed() -> str:
 
 def installed(name: str, client: Client, venvs: Path) -> Path:
     """The folder of its programs; installs them the first time."""
-    folder = venvs / name
+    folder = venvs / name.split("-", maxsplit=1)[0]
     ready = folder / ".ready"
     if client.packages and not ready.exists():
         print(f"{name}: installing {' '.join(client.packages)}", flush=True)
@@ -163,8 +190,8 @@ def installed(name: str, client: Client, venvs: Path) -> Path:
     return folder / "bin"
 
 
-def send(name: str, client: Client, programs: Path, target: Target) -> list[dict[str, Any]]:
-    """Run the client; the server's records of the prompts that it sent."""
+def send(name: str, client: Client, programs: Path, target: Target) -> tuple[list[dict[str, Any]], bool]:
+    """Run the client; the server's records of the prompts that it sent, and whether the client ended well."""
     target.folder.mkdir(parents=True, exist_ok=True)
     before = len(prompts_of(target.url))
     assert before < 32 - REQUESTS, "the server keeps the last 32 prompts only"
@@ -174,25 +201,25 @@ def send(name: str, client: Client, programs: Path, target: Target) -> list[dict
         code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environ, check=False).returncode
     if code:
         print(f"{name}: exit code {code}, see {target.folder / 'client.log'}", flush=True)
-    return prompts_of(target.url)[before:]
+    return prompts_of(target.url)[before:], code == 0
 
 
 def prompts_of(url: str) -> list[dict[str, Any]]:
     return list(httpx.get(f"{url}/isochunk/status", timeout=120).json()["prompts"])
 
 
-def report(name: str, client: Client, prompts: list[dict[str, Any]]) -> bool:
-    """One line; whether the prompts calibrated the server."""
+def report(name: str, client: Client, prompts: list[dict[str, Any]], ended_well: bool) -> bool:
+    """One line; whether all went as `docs/calibration.md` says."""
     long = [prompt for prompt in prompts if prompt["tokens"] > TOKENS // 2]
     cached = max((prompt["cached"] for prompt in long), default=0)
     off = [prompt["predicted_ttft_s"] / prompt["measured_ttft_s"] - 1 for prompt in long if prompt["predicted_ttft_s"]]
     exact = sum(prompt["tokens"] == TOKENS for prompt in long)
-    well = len(long) >= REQUESTS and cached < TOKENS // 20 and (exact >= REQUESTS or not client.exact)
+    alike = cached > TOKENS // 2
+    well = ended_well and len(long) >= REQUESTS and alike == client.alike and (exact >= REQUESTS or not client.exact)
+    middle = f"prediction off by {median(off):+.1%} in the middle" if off else "none predicted"
     print(
-        f"{name}: {len(long)} long prompts, {exact} of exactly {TOKENS} tokens, most cached {cached}, "
-        f"prediction off by {median(off):+.1%} in the middle{'' if well else ' - NOT USABLE'}"
-        if off
-        else f"{name}: {len(long)} long prompts, none predicted - NOT USABLE",
+        f"{name}: {len(long)} long prompts, {exact} of exactly {TOKENS} tokens, most cached {cached}, {middle}"
+        f"{'; all prompts alike: nothing is calibrated' if alike else ''}{'' if well else ' - NOT AS EXPECTED'}",
         flush=True,
     )
     return well
@@ -209,10 +236,10 @@ def main() -> None:
     well = True
     for name in chosen:  # a fresh server and profile for each, so that none learns from the one before
         log = given.output / name / "server.log"
-        chosen_options = [*options(NAME, TOKENS + 1000), "--additional-config", NO_PROFILE]
+        chosen_options = [*options(NAME, TOKENS + 1000), *isochunk_options(profile="off")]
         with running_server(model, chosen_options, log=log, environ=ENVIRON) as url:
             target = Target(url, model, (given.output / name).absolute())
-            well &= report(name, CLIENTS[name], send(name, CLIENTS[name], programs[name], target))
+            well &= report(name, CLIENTS[name], *send(name, CLIENTS[name], programs[name], target))
     sys.exit(not well)
 
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 
-from benchmarks.models import ENVIRON, MODELS, options
+from benchmarks.models import ENVIRON, MODELS, isochunk_options, options
 from isochunk.bench.client import Server
 from isochunk.bench.prompts import PromptMaker
 from isochunk.cli.server import running_server
@@ -67,8 +67,7 @@ def main() -> None:
         if factor is not None:
             wrong = {**good, "c0": good["c0"] * factor, "c3": good["c3"] * factor}
             profile.write_text(json.dumps(wrong), encoding="utf-8")
-        section = {"scheduler_config": {"profiling_chunk_config": {"profile": str(profile)}}}
-        chosen = [*options(arguments.model, arguments.tokens), "--additional-config", json.dumps(section)]
+        chosen = [*options(arguments.model, arguments.tokens), *isochunk_options(profile=str(profile))]
         load = busy_cores() if name.startswith("probed") else nullcontext()
         with load:
             running = running_server(

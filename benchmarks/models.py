@@ -10,7 +10,7 @@ from typing import Any
 from isochunk.cli.demo_model import ENVIRON, demo_model
 from isochunk.core.profile import default_folder
 
-__all__ = ["ENVIRON", "MODELS", "QWEN3", "options", "random_model", "tiny_qwen3"]
+__all__ = ["ENVIRON", "MODELS", "QWEN3", "isochunk_options", "options", "random_model", "tiny_qwen3"]
 
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -58,6 +58,11 @@ def options(model: str, longest: int, *, max_tokens: int = 8192, stages: int = 2
     if model == "tiny-qwen3":
         return [*common, "--load-format", "dummy"]
     return [*common, "--hf-overrides", '{"max_position_embeddings": 32768}']
+
+
+def isochunk_options(**section: Any) -> list[str]:
+    """vLLM's option that holds isochunk's own: ``isochunk_options(profile="off")``."""
+    return ["--additional-config", json.dumps({"scheduler_config": {"profiling_chunk_config": section}})]
 
 
 MODELS = {"smollm2": demo_model, "tiny-qwen3": tiny_qwen3}

@@ -25,7 +25,7 @@ def test_exact_times_give_the_exact_model(model: CostModel) -> None:
 
 
 def test_heavy_tailed_noise_on_one_step_in_five_moves_no_coefficient_far(model: CostModel) -> None:
-    # Three repeats with the fastest kept, as the probe takes them.
+    # Three repeats with the middle one kept, as the probe takes them.
     for seed in range(20):
         rng = np.random.default_rng(seed)
         exact = model.seconds(CHUNKS, HISTORIES)
@@ -33,7 +33,7 @@ def test_heavy_tailed_noise_on_one_step_in_five_moves_no_coefficient_far(model: 
         for _ in range(3):
             slow = np.where(rng.random(len(exact)) < 0.2, 1 + 0.3 * np.abs(rng.standard_t(2, len(exact))), 1)
             repeats.append(exact * slow * rng.uniform(1, 1.01, len(exact)))
-        result = fit(CHUNKS, HISTORIES, np.min(repeats, axis=0))
+        result = fit(CHUNKS, HISTORIES, np.median(repeats, axis=0))
         assert np.abs(shares(result.model, model) - 1).max() < 0.1
 
 

@@ -1,5 +1,9 @@
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -60,6 +64,38 @@ def test_a_binary_or_missing_file_is_refused(tmp_path: Path) -> None:
     for name in ("p.json", "none.json"):
         with pytest.raises(ProfileError, match=name):
             load_profile(tmp_path / name)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from isochunk import CostModel
+from isochunk.core.profile import Profile, save_profile
+number = float(sys.argv[2])
+profile = Profile(model=CostModel(number, number, number, number), key={"writer": "x" * int(10_000 * number)})
+while True:
+    save_profile(Path(sys.argv[1]), profile)
+"""
+
+
+def test_servers_that_share_a_profile_never_see_half_of_one(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(number)]) for number in (1, 2, 3)]
+    try:
+        seen: list[float] = []
+        deadline = time.monotonic() + 60
+        while len(set(seen)) < 3 or len(seen) < 500:
+            assert time.monotonic() < deadline
+            assert not any(writer.poll() for writer in writers)
+            if path.exists():
+                model = load_profile(path).model
+                assert len(set(model.as_dict().values())) == 1
+                seen.append(model.c0)
+    finally:
+        for writer in writers:  # in the middle of whatever they write
+            writer.send_signal(signal.SIGKILL)
+            writer.wait()
+    assert load_profile(path).model.c0 in seen
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path, model: CostModel) -> None:

@@ -1,21 +1,22 @@
-"""Models that are not plain attention: served under isochunk's plans on a real engine.
+"""Models and modes beside those of test_server: served under isochunk's plans on a real engine.
 
 With pipeline stages the workers of vLLM's CPU build (0.32.0) fail on LoRA adapters (`intermediate_tensors is not None`)
 and on n-gram speculation (no attribute `drafter`), so these are not tried here.
 """
 
-import json
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed: these tests start real servers")
 
-from benchmarks.models import ENVIRON, QWEN3, options, random_model
+from benchmarks.models import ENVIRON, QWEN3, isochunk_options, options, random_model, tiny_qwen3
 from isochunk.cli.server import running_server
+from isochunk.core.errors import ConfigError
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -42,27 +43,56 @@ QWEN3_NEXT = {
 }
 
 
-def test_a_hybrid_model_is_served_in_whole_blocks_where_vllm_needs_them(tmp_path: Path) -> None:
+@pytest.fixture(autouse=True)
+def two_cores() -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("two pipeline stages need two cores")
-    model = random_model(tmp_path / "qwen3-next", QWEN3_NEXT)
-    section = {"scheduler_config": {"profiling_chunk_config": {"profile": str(tmp_path / "profile.json")}}}
-    chosen = [*options("tiny-qwen3", LONGEST, max_tokens=4096), "--enforce-eager"]
-    chosen += ["--additional-config", json.dumps(section)]
+
+
+def status_after_twice(model: Path, folder: Path, *more: str) -> dict[str, Any]:
+    """Serve one prompt of 5000 tokens twice under isochunk; what the server says after that."""
+    chosen = [
+        *options("tiny-qwen3", LONGEST, max_tokens=4096),
+        *isochunk_options(profile=str(folder / "p.json")),
+        *more,
+    ]
     with (
-        running_server(model, chosen, log=tmp_path / "server.log", environ=ENVIRON) as url,
+        running_server(model, chosen, log=folder / "server.log", environ=ENVIRON) as url,
         httpx.Client(base_url=url, timeout=300) as client,
     ):
         prompt = random.choices(range(100, 40_000), k=LONGEST)
         body = {"model": "tiny-qwen3", "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-        response = client.post("/v1/completions", json=body)
-        assert response.status_code == 200, response.text
-        assert response.json()["usage"]["completion_tokens"] == 8
-        told = client.get("/isochunk/status").json()
-        chunks = told["prompts"][-1]["chunks"]
-        assert sum(chunks) == LONGEST
-        assert len(chunks) > 1
-        assert told["counters"]["planned"] == 1
-        assert told["counters"]["fallbacks"] == 0
-        assert told["alignment"] == told["block_size"]
-        assert all(chunk % told["alignment"] == 0 for chunk in chunks[:-1])
+        for _ in range(2):
+            response = client.post("/v1/completions", json=body)
+            assert response.status_code == 200, response.text
+            assert response.json()["usage"]["completion_tokens"] == 8
+        told = dict(client.get("/isochunk/status").json())
+    for prompt in told["prompts"]:
+        assert prompt["cached"] + sum(prompt["chunks"]) == LONGEST
+        assert prompt["predicted_ttft_s"] > 0
+    assert len(told["prompts"][0]["chunks"]) > 1
+    assert told["counters"]["planned"] == 2
+    assert told["counters"]["fallbacks"] == 0
+    return told
+
+
+def test_a_hybrid_model_is_served_in_whole_blocks_where_vllm_needs_them(tmp_path: Path) -> None:
+    told = status_after_twice(random_model(tmp_path / "qwen3-next", QWEN3_NEXT), tmp_path, "--enforce-eager")
+    assert told["alignment"] == told["block_size"]
+    for prompt in told["prompts"]:
+        assert all(chunk % told["alignment"] == 0 for chunk in prompt["chunks"][:-1])
+
+
+def test_compiled_and_without_prefix_caching(tmp_path: Path) -> None:
+    told = status_after_twice(tiny_qwen3(), tmp_path, "--no-enable-prefix-caching")
+    assert [prompt["cached"] for prompt in told["prompts"]] == [0, 0]
+
+
+def test_a_deployment_that_cannot_work_ends_with_the_reason(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"(?s)ended with exit code 1.*--pipeline-parallel-size 1: isochunk plans"),
+        running_server(
+            tiny_qwen3(), options("tiny-qwen3", LONGEST, stages=1), log=tmp_path / "server.log", environ=ENVIRON
+        ),
+    ):
+        pass

@@ -1,6 +1,6 @@
 """Real P and D nodes with a real KV connector, and the proxy in front."""
 
-import json
+import asyncio
 import os
 import random
 import time
@@ -12,6 +12,9 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed: these tests start real servers")
 
+from benchmarks.models import isochunk_options
+from isochunk.bench.calibrate import Calibration, calibrate
+from isochunk.bench.client import Server
 from isochunk.cli.chat import ask
 from isochunk.cli.demo_model import MODEL_NAME, QUESTION, demo_model
 from isochunk.cli.demo_pd import deployment
@@ -31,8 +34,7 @@ def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     except ConfigError as error:
         pytest.skip(str(error))
     folder = tmp_path_factory.mktemp(connector)
-    section = {"scheduler_config": {"profiling_chunk_config": {"profile": str(folder / "profile.json")}}}
-    own = ["--additional-config", json.dumps(section)]  # no profile of the user's is read or written
+    own = isochunk_options(profile=str(folder / "profile.json"))  # no profile of the user's is read or written
     with deployment(demo_model(), connector, logs=folder, say=print, prefill_options=own) as where:
         yield where
 
@@ -71,6 +73,20 @@ def test_many_at_once_each_get_their_own_answer(nodes: Deployment) -> None:
     alone = [completion(nodes.prefill, prompt, cache_salt="alone") for prompt in prompts]
     assert [a.json()["choices"][0]["text"] for a in answers] == [a.json()["choices"][0]["text"] for a in alone]
     assert prompt_tokens(nodes.decode)["local_compute"] - before <= len(prompts)
+
+
+@pytest.mark.parametrize("through_the_proxy", [False, True])
+def test_the_prefill_node_is_calibrated_directly_and_through_the_proxy(
+    nodes: Deployment, through_the_proxy: bool
+) -> None:
+    async def run() -> Calibration:
+        async with Server(nodes.prefill) as node, Server(nodes.proxy) as proxy:
+            front = proxy if through_the_proxy else None
+            return await calibrate(node, tokens=2000, requests=2, seed=random.randrange(1 << 30), front=front)
+
+    result = asyncio.run(run())
+    assert len(result.clean) == 2
+    assert all(turn.record["tokens"] == 2000 and turn.record["predicted_ttft_s"] for turn in result.turns)
 
 
 def test_a_wrong_request_is_refused_by_the_nodes_and_serving_goes_on(nodes: Deployment) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed: these tests start a real server")
 
-from benchmarks.models import ENVIRON, options
+from benchmarks.models import ENVIRON, isochunk_options, options
 from isochunk import CostModel, plan
 from isochunk.cli.demo_model import demo_model
 from isochunk.cli.server import running_server
@@ -28,10 +29,10 @@ LIMIT = 2048
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("engine")
     # Profiles of this run only; the converted model may be reused.
-    section = f'{{"scheduler_config": {{"profiling_chunk_config": {{"profile": "{folder / "profile.json"}"}}}}}}'
     chosen = [
         *options("smollm2", LONGEST, max_tokens=LIMIT),
-        *("--dtype", "float32", "--enforce-eager", "--api-key", KEY, "--additional-config", section),
+        *("--dtype", "float32", "--enforce-eager", "--api-key", KEY),
+        *isochunk_options(profile=str(folder / "profile.json")),
     ]
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("two pipeline stages need two cores")
@@ -157,19 +158,23 @@ def difference(left: dict[str, float], right: dict[str, float]) -> float:
 
 
 def test_logits_and_text_agree_with_vllms_own_chunks(server: httpx.Client) -> None:
+    own, ours = [], []
     for seed in range(3):
         tokens = prompt(1800, 100 + seed)
         logits, texts = [], []
-        for policy, chunk in (("fixed", 512), ("fixed", 1024), ("optimal", None)):
+        for policy, chunk in (("optimal", None), ("fixed", 128), ("fixed", 512), ("fixed", 1024), ("fixed", 1800)):
             use(server, policy, chunk)
             # The salt keeps each arm from finding the other's cache.
             salt = {"cache_salt": f"{policy}{chunk}{seed}"}
             choice = complete(server, tokens, max_tokens=12, logprobs=5, **salt)["choices"][0]
             logits.append(choice["logprobs"]["top_logprobs"][0])
             texts.append(choice["text"])
-        own = difference(logits[0], logits[1])
-        assert difference(logits[0], logits[2]) <= max(4 * own, 1e-3)
-        assert texts[0] == texts[1] == texts[2]
+        optimal, *fixed = logits
+        own += [difference(one, other) for one, other in combinations(fixed, 2)]
+        ours += [difference(optimal, other) for other in fixed]
+        assert len(set(texts)) == 1
+    # Rounding: how far two of vLLM's own sizes may be apart is known from a few draws only, hence the 2.
+    assert max(ours) <= 2 * max(own)
 
 
 def test_many_at_once_all_come_back(server: httpx.Client) -> None:

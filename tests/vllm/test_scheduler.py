@@ -1,12 +1,18 @@
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import ExampleConnector
+from vllm.v1.metrics.stats import PrefixCacheStats
 
 from isochunk import plan
 from isochunk.core.errors import ConfigError, ModelError
 from isochunk.vllm import AsyncScheduler
+from isochunk.vllm.compat import prefix_hit
 from isochunk.vllm.prompts import Part
 from isochunk.vllm.testing import BLOCK, Engine
 
@@ -85,17 +91,78 @@ def test_without_prefix_caching_nothing_is_history(make_engine: Make) -> None:
     assert chunks(engine, "a") == chunks(engine, "b") == list(plan(MODEL, 3200, 2, max_chunk=2048, block=BLOCK).chunks)
 
 
-def test_looking_up_a_hit_changes_no_statistics(make_engine: Make) -> None:
-    counts = []
+class StoredPrefix(ExampleConnector):  # type: ignore[misc]
+    """vLLM's example of a connector, with the first 3200 tokens of every prompt in store."""
+
+    asked: ClassVar[list[tuple[str, int]]] = []
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        self.asked.append((request.request_id, num_computed_tokens))
+        return max(3200 - num_computed_tokens, 0), False
+
+
+@pytest.fixture
+def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What vLLM notes of its prefix caches, local and external."""
+    notes: list[dict[str, Any]] = []
+    monkeypatch.setattr(PrefixCacheStats, "record", lambda self, **note: notes.append(note))
+    return notes
+
+
+def test_an_external_hit_is_history_and_the_connector_is_asked_once(
+    make_engine: Make, tmp_path: Path, looked_up: list[dict[str, Any]]
+) -> None:
+    transfer = {
+        "kv_connector": "StoredPrefix",
+        "kv_connector_module_path": __name__,
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)},
+    }
+    seen = []
+    for section in (ON, None):
+        engine = make_engine(section, kv_transfer_config=KVTransferConfig(**transfer))
+        for name in "ab":
+            engine.add(name, ids(ord(name), 7200))
+            engine.run()
+        for name in "cdef":  # all at once
+            engine.add(name, ids(ord(name), 7200))
+        engine.run()
+        if section:
+            expected = plan(MODEL, 7200, 2, cached=3200, max_chunk=2048, block=BLOCK).chunks
+            assert chunks(engine, "a") == chunks(engine, "b") == list(expected)
+            assert engine.scheduler.isochunk.controller.counters.fallbacks == 0
+        assert {sum(chunks(engine, name)) for name in "abcdef"} == {4000}
+        seen.append((looked_up.copy(), StoredPrefix.asked.copy()))
+        looked_up.clear()
+        StoredPrefix.asked.clear()
+    assert seen[0] == seen[1]
+    assert len(seen[0][1]) == 6
+    assert 3200 in [note["num_hits"] for note in seen[0][0]]
+
+
+def test_looking_up_a_hit_changes_no_statistics(make_engine: Make, looked_up: list[dict[str, Any]]) -> None:
+    seen = []
     for section in (ON, None):
         engine = make_engine(section)
         shared = ids(0, 3200)
         for name in "abc":
             engine.add(name, [*shared, *ids(ord(name), 900)])
             engine.run()
-        stats = engine.scheduler.make_stats().prefix_cache_stats
-        counts.append((stats.requests, stats.queries, stats.hits))
-    assert counts[0] == counts[1]
+        seen.append(looked_up.copy())
+        looked_up.clear()
+    assert seen[0] == seen[1]
+    assert [note["num_hits"] for note in seen[0]] == [0, 3200, 3200]
+
+
+def test_looking_up_a_hit_changes_no_eviction_order(make_engine: Make) -> None:
+    engine = make_engine(ON)
+    engine.add("a", ids(0, 3200))
+    engine.run()
+    engine.add("b", ids(0, 3300))
+    pool = engine.scheduler.kv_cache_manager.block_pool.free_block_queue
+    before = [block.block_id for block in pool.get_all_free_blocks()]
+    assert prefix_hit(engine.scheduler, engine.scheduler.requests["b"]) == 3200
+    assert [block.block_id for block in pool.get_all_free_blocks()] == before
 
 
 def test_decodes_are_served_beside_a_long_prompt(make_engine: Make) -> None:

@@ -2,8 +2,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.config import KVTransferConfig
 
 from isochunk.core.errors import ConfigError
+from isochunk.vllm.settings import check_engine
 from isochunk.vllm.testing import engine_config
 
 ON = {"enabled": True}
@@ -11,6 +13,18 @@ ON = {"enabled": True}
 
 def test_the_flag_selects_the_scheduler(tmp_path: Path) -> None:
     assert engine_config(tmp_path, ON).scheduler_config.scheduler_cls == "isochunk.vllm.Scheduler"
+
+
+@pytest.mark.parametrize(("role", "warned"), [("kv_producer", True), ("kv_consumer", False)])
+def test_asynchronous_scheduling_on_a_prefill_node_is_warned_of(
+    tmp_path: Path, role: str, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = engine_config(tmp_path, ON)
+    config.scheduler_config.async_scheduling = True
+    config.kv_transfer_config = KVTransferConfig(kv_connector="ExampleConnector", kv_role=role)
+    with caplog.at_level("WARNING", logger="vllm.isochunk.settings"):
+        check_engine(config)
+    assert ("--no-async-scheduling" in caplog.text) == warned
 
 
 @pytest.mark.parametrize("section", [None, {"enabled": False}])

@@ -49,7 +49,10 @@ class CostModel:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)):
                 raise ModelError(f"{name} = {value!r} is not a number")
-            number = float(value)
+            try:
+                number = float(value)
+            except OverflowError:
+                number = math.inf
             if not 0 <= number <= _LARGEST:  # false for NaN too
                 raise ModelError(f"{name} = {number} must be a finite number of seconds from 0 to {_LARGEST:.0f}")
             object.__setattr__(self, name, number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import tempfile
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any
 from isochunk.core.cost import COEFFICIENTS, CostModel
 from isochunk.core.errors import ModelError, ProfileError
 
-__all__ = ["FORMAT_VERSION", "Profile", "default_folder", "key_name", "load_profile", "save_profile"]
+__all__ = ["FORMAT_VERSION", "Profile", "default_folder", "is_profile", "key_name", "load_profile", "save_profile"]
 
 FORMAT = "isochunk-profile"
 FORMAT_VERSION = 1
@@ -47,10 +48,17 @@ class Profile:
 
 
 def default_folder() -> Path:
-    """``$ISOCHUNK_CACHE``, or ``isochunk`` under ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """``$ISOCHUNK_CACHE``, or ``isochunk`` under ``$XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Raises:
+        ProfileError: neither is set and there is no home folder.
+    """
     if own := os.environ.get("ISOCHUNK_CACHE"):
         return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "isochunk"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "isochunk"
+    except RuntimeError as error:
+        raise ProfileError(f"no folder for profiles and models: {error}; set ISOCHUNK_CACHE") from None
 
 
 def key_name(key: dict[str, Any]) -> str:
@@ -91,6 +99,19 @@ def save_profile(path: Path, profile: Profile) -> None:
         raise ProfileError(f"can't write the profile {path}: {error}; choose a folder you may write to") from error
 
 
+def is_profile(path: Path) -> bool:
+    """Whether this file says that it is a profile, of whatever version and for whatever deployment."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(data, dict) and (data.get("format") == FORMAT or _is_bare(data))
+
+
+def _is_bare(data: dict[str, Any]) -> bool:
+    return "format" not in data and set(COEFFICIENTS[:3]) <= set(data)
+
+
 def load_profile(path: Path, *, key: dict[str, Any] | None = None) -> Profile:
     """Read a profile file, or bare coefficients ``{"c0": .., "c1": .., "c2": .., "c3": ..}``.
 
@@ -110,7 +131,7 @@ def load_profile(path: Path, *, key: dict[str, Any] | None = None) -> Profile:
         ) from error
     if not isinstance(data, dict):
         raise ProfileError(f"{path} holds a {type(data).__name__}, not a profile object")
-    if "format" not in data and {"c0", "c1", "c2"} <= set(data):
+    if _is_bare(data):
         return Profile(model=_model(path, data), source="coefficients")
     if data.get("format") != FORMAT:
         raise ProfileError(f"{path} is not an isochunk profile (format = {data.get('format')!r})")
@@ -139,9 +160,13 @@ def load_profile(path: Path, *, key: dict[str, Any] | None = None) -> Profile:
 
 
 def _floors(path: Path, data: Any) -> tuple[float, ...]:
-    numbers = isinstance(data, list) and all(isinstance(value, (int, float)) and value >= 0 for value in data)
+    numbers = isinstance(data, list) and all(
+        isinstance(value, (int, float)) and 0 <= value < math.inf for value in data
+    )
     if not numbers or len(data) not in (0, 2):
-        raise ProfileError(f"{path}: 'floors' = {data!r} must be two numbers of seconds, at least 0; calibrate again")
+        raise ProfileError(
+            f"{path}: 'floors' = {data!r} must be two finite numbers of seconds, at least 0; calibrate again"
+        )
     return tuple(data)
 
 

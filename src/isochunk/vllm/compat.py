@@ -18,6 +18,7 @@ from typing import Any
 from isochunk.core.errors import ConfigError
 
 __all__ = [
+    "ExternalHits",
     "aborted_status",
     "add_engine_methods",
     "after_engine_config",
@@ -128,6 +129,45 @@ def prefix_hit(scheduler: Any, request: Any) -> int:
     if not request.block_hashes or not manager.prefix_cache_lookup_enabled(request):
         return 0
     return int(manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)[1])
+
+
+class ExternalHits:
+    """What the KV connector would load of a waiting request, told to vLLM too when it asks the same in that step.
+
+    Why: some connectors count, pin or forget at every `get_num_new_matched_tokens`, so it must not be asked twice.
+    Goes when: vLLM knows external hits before it schedules.
+
+    Args:
+        connector: of vLLM's scheduler, or None.
+        block: tokens of a KV block.
+    """
+
+    def __init__(self, connector: Any, block: int) -> None:
+        self._block = block
+        self._answers: dict[tuple[str, int], tuple[int | None, bool]] = {}
+        self._ask: Callable[[Any, int], tuple[int | None, bool]] | None = None
+        if connector is not None:
+            _need(connector, "get_num_new_matched_tokens")
+            self._ask = connector.get_num_new_matched_tokens
+            connector.get_num_new_matched_tokens = self._tell
+
+    def history(self, request: Any, hit: int) -> int | None:
+        """Tokens that need not be computed, given the local prefix hit; None when vLLM will let the request wait."""
+        if self._ask is None or request.num_computed_tokens or request.skip_reading_prefix_cache:
+            return hit
+        aligned = hit - hit % self._block
+        answer = self._answers[request.request_id, aligned] = self._ask(request, aligned)
+        more, between_steps = answer
+        return None if more is None or between_steps else max(hit, aligned + more)
+
+    def forget(self) -> None:
+        """Call it after each step: what could be loaded may be gone in the next."""
+        self._answers.clear()
+
+    def _tell(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        assert self._ask is not None
+        told = self._answers.pop((request.request_id, num_computed_tokens), None)
+        return self._ask(request, num_computed_tokens) if told is None else told
 
 
 @contextmanager

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
 from isochunk.core.errors import ConfigError
 from isochunk.core.planner import Policy
@@ -16,10 +17,16 @@ __all__ = ["KEY", "ChunkConfig", "read_config"]
 KEY = "additional_config.scheduler_config.profiling_chunk_config"
 
 
+def _no_folder(path: str) -> str:
+    if not path or os.path.isdir(path):
+        raise ValueError("must be the path of a file, or auto, or off")
+    return path
+
+
 class ChunkConfig(BaseModel):
     """How isochunk runs inside vLLM. Frozen; unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     enabled: StrictBool = False
     smooth_factor: Annotated[float, Field(ge=0, le=1, strict=True)] = 1.0
@@ -27,7 +34,7 @@ class ChunkConfig(BaseModel):
     need_timing: StrictBool = True
     max_fit_chunk: Annotated[StrictInt, Field(gt=5)] = 30
     policy: Policy = "optimal"
-    profile: StrictStr = "auto"
+    profile: Annotated[StrictStr, AfterValidator(_no_folder)] = "auto"
     max_probe_seconds: Annotated[float, Field(ge=0, strict=True)] = 120.0
     max_queue_delay: Annotated[float, Field(ge=0, strict=True)] | None = None
 

@@ -42,6 +42,9 @@ class Controller:
         config: the plugin's configuration.
         planner: the step planner, whose policy can be switched at run time.
         stages: pipeline stages.
+
+    Attributes:
+        drift: typical measured over predicted seconds of the steps that the last attempt to refit looked at.
     """
 
     def __init__(self, config: ChunkConfig, planner: StepPlanner, stages: int) -> None:
@@ -50,6 +53,7 @@ class Controller:
         self.chunk: int | None = None
         self.source: str | None = None
         self.counters = Counters()
+        self.drift = 1.0
         self.log = PromptLog()
         self._guard = Guard()
         self._calibrator = Calibrator(None, config.max_fit_chunk)
@@ -110,10 +114,10 @@ class Controller:
             decodes: (new tokens, history) of each decode in the step.
             between: a longer prompt sits this step out.
         """
-        model = self.model
         if self.planner.policy == "fixed":
             return self.chunk
-        if model is None or self.resting:
+        model = self.model
+        if model is None or not self.planning:
             return None
         other = sum(model.marginal(new, history) for new, history in decodes)
         in_flight = [step.predicted_s for step in self._in_flight]
@@ -190,11 +194,14 @@ class Controller:
 
     def _learn(self, step: Step, seconds: float) -> None:
         """Give a clean step to the guard and the calibrator."""
+        guarded = self.model is not None and self.planner.policy == "optimal"
+        if not guarded and not self.config.need_timing:
+            return
         row = features([part.chunk for part in step.parts], [part.history for part in step.parts])
         if self.config.need_timing:
             self._calibrator.add(row, seconds)
             self._new_samples += 1
-        if self.model is None or self.planner.policy != "optimal":
+        if self.model is None or not guarded:
             return
         raised = self._guard.step(self.model, row, seconds)
         if raised is not None:
@@ -209,6 +216,7 @@ class Controller:
             return None
         self._last_refit = now
         self._new_samples = 0
+        self.drift = self._calibrator.drift()
         refit = self._calibrator.refit()
         # A window that has nothing better than the model is not tried again before all of it is new.
         known = refit is None and self.model is not None
@@ -227,6 +235,11 @@ class Controller:
         self.counters.harmful = self._guard.harmful
 
     @property
+    def planning(self) -> bool:
+        """Whether the cost model decides the next step."""
+        return self.planner.policy != "fixed" and self.model is not None and not self.resting
+
+    @property
     def resting(self) -> int:
         """Prompts left to vLLM before a plan is tried again; 0 in normal service."""
         return self._guard.resting if self.planner.policy == "optimal" else 0
@@ -242,6 +255,7 @@ class Controller:
             "model": self.model.as_dict() if self.model else None,
             "source": self.source,
             "need_timing": self.config.need_timing,
+            "drift": self.drift,
             "resting": self.resting,
             "counters": asdict(self.counters),
             "prompts": self.log.as_list(),

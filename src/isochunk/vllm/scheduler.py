@@ -29,6 +29,7 @@ class NarrowedScheduler:
     vllm_config: Any
     scheduler_config: Any
     block_size: int
+    connector: Any
     current_step: int
     max_num_active_reqs: int
     max_num_scheduled_tokens: int
@@ -42,6 +43,7 @@ class NarrowedScheduler:
         config = chunk_config(self.vllm_config)
         self.isochunk = Session(self, config, self._controller(config))
         self._hits: dict[str, tuple[int, int]] = {}
+        self._external = compat.ExternalHits(self.connector, self.block_size)
         self._turns = Turns(config.max_queue_delay)
         compat.before_busy_loop(_start)
         compat.add_engine_methods({"isochunk_status": _status, "isochunk_policy": _policy})
@@ -73,6 +75,7 @@ class NarrowedScheduler:
                 output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         finally:
             self.max_num_scheduled_tokens = limit
+            self._external.forget()
         try:
             if aside and not output.total_num_scheduled_tokens:
                 self._turns.refused()
@@ -130,14 +133,21 @@ class NarrowedScheduler:
         room = max(min(_QUEUE, self.max_num_active_reqs - len(self.running)), 0)
         waiting, more = compat.prefill_requests(self, room)
         step = self.current_step
+        alone = not queue  # nothing has begun, so vLLM will take the first that waits
         reached = sum(prompt.remaining for prompt in queue) < self.max_num_scheduled_tokens
         hits: dict[str, tuple[int, int]] = {}
         for request in waiting:
             at, history = self._hits.get(request.request_id, (-_HIT_STEPS, 0))
             # The next to be served is looked up anew: the prompt before it may just have filled the cache.
-            if step - at >= _HIT_STEPS or (reached and not hits):
+            following = reached and not hits
+            if following or step - at >= _HIT_STEPS:
                 at, history = step, compat.prefix_hit(self, request)
             hits[request.request_id] = (at, history)
+            if following and alone and self.isochunk.controller.planning:
+                told = self._external.history(request, history)
+                if told is None:  # vLLM will load its KV first, and go on with the next
+                    continue
+                history = told
             remaining = request.num_tokens - history
             if remaining > 0:
                 queue.append(Prefill(request.request_id, history, remaining, now - request.arrival_time))

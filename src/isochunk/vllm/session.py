@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from isochunk.core.cost import features
 from isochunk.core.errors import IsochunkError, ProfileError
 from isochunk.core.fit import Fit
 from isochunk.core.planner import Policy
-from isochunk.core.profile import Profile, default_folder, key_name, load_profile, save_profile
+from isochunk.core.profile import Profile, default_folder, is_profile, key_name, load_profile, save_profile
 from isochunk.core.steps import Prefill
 from isochunk.vllm import compat
 from isochunk.vllm.config import ChunkConfig
@@ -73,9 +74,26 @@ class Session:
 
     def exited(self, now: float, output: Any) -> None:
         """A step came out of the pipeline."""
-        refit = self.controller.exited(now, output, learn=self._probing is None)
+        controller = self.controller
+        alarms, resting = controller.counters.alarms, controller.resting
+        refit = controller.exited(now, output, learn=self._probing is None)
+        if controller.counters.alarms > alarms:
+            logger.warning(
+                "isochunk: steps take far longer than predicted; the step cost is raised: %s", controller.model
+            )
+        if controller.resting > resting:
+            logger.warning(
+                "isochunk: prompts came later than vLLM's own chunks would have brought them; "
+                "the next %d are left to vLLM",
+                controller.resting,
+            )
         if refit is not None:
-            logger.info("isochunk: refitted to %s, %.1f%% off", refit.model, 100 * refit.error)
+            logger.info(
+                "isochunk: steps took %.2f times what was predicted; refitted to %s, %.1f%% off",
+                controller.drift,
+                refit.model,
+                100 * refit.error,
+            )
             self._store(refit, "traffic")
 
     def use_policy(self, policy: str, chunk: int | None) -> dict[str, Any]:
@@ -112,7 +130,7 @@ class Session:
         return data
 
     def _load(self) -> None:
-        if self._path is None or not self._path.exists():
+        if self._path is None or not os.path.exists(self._path):  # where it may not look there is none either
             return
         try:
             profile = load_profile(self._path, key=self._key)
@@ -130,8 +148,15 @@ class Session:
         logger.info("isochunk: using the stored profile %s: %s", self._path, profile.model)
 
     def _set_aside(self, error: ProfileError) -> None:
-        """Keep a file that can't be used under another name, since this server will store its own."""
+        """Keep a profile that can't be used under another name, since this server will store its own.
+
+        A file of the user's choice that is no profile may be anything, so it is left alone and nothing is stored.
+        """
         assert self._path is not None
+        if self._config.profile != "auto" and not is_profile(self._path):
+            logger.warning("isochunk: %s; measuring without storing, since this file is not isochunk's", error)
+            self._path = None
+            return
         aside = self._path.with_name(f"{self._path.name}.refused")
         try:
             self._path.replace(aside)
@@ -202,4 +227,10 @@ def _sample(step: tuple[int, int, float]) -> Sample:
 def _profile_path(setting: str, key: dict[str, Any]) -> Path | None:
     if setting == "off":
         return None
-    return default_folder() / "profiles" / key_name(key) if setting == "auto" else Path(setting)
+    if setting != "auto":
+        return Path(setting)
+    try:
+        return default_folder() / "profiles" / key_name(key)
+    except ProfileError as error:
+        logger.warning("isochunk: %s; measuring without storing", error)
+        return None

@@ -63,6 +63,7 @@ class Engine:
         scheduler: vLLM's, of the class that the configuration names.
         steps: new tokens of each request in each step.
         histories: tokens that each of them had computed before.
+        preempted: requests that vLLM put back into its queue in that step.
     """
 
     def __init__(self, config: Any, *, blocks: int = 20_000, in_flight: int = 2) -> None:
@@ -86,6 +87,7 @@ class Engine:
         self._in_flight = in_flight
         self.steps: list[dict[str, int]] = []
         self.histories: list[dict[str, int]] = []
+        self.preempted: list[set[str]] = []
 
     def add(self, request_id: str, tokens: list[int], output_tokens: int = 1, priority: int = 0) -> None:
         """Queue a prompt of token ids."""
@@ -119,6 +121,7 @@ class Engine:
             if new:
                 self.steps.append(new)
                 self.histories.append({key: requests[key].num_computed_tokens - new[key] for key in new})
+                self.preempted.append(set(output.preempted_req_ids or ()))
                 if len(self._queue) < self._in_flight:
                     return
         if self._queue:
