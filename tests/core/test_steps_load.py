@@ -3,20 +3,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isochunk.core.cost import CostModel
-from isochunk.core.load import Load
+from isochunk.core.load import Load, Stream
 from isochunk.core.steps import Prefill, StepPlanner
 
 MODEL = CostModel(0.0261, 6.03e-6, 6.5e-10, 5.39e-7)
 
 loads = st.builds(
-    lambda stages, own, ahead, others, rounds: Load(
-        stages=stages, abar=own * (1 + ahead), own=own, system=own * (1 + ahead + others), rounds=rounds
+    lambda stages, own, ahead, others, rounds, before: Load(
+        stages=stages,
+        abar=own * (1 + ahead),
+        own=own,
+        system=own * (1 + ahead + others),
+        rounds=rounds,
+        before=own * before,
     ),
     st.integers(2, 16),
     st.floats(1e-3, 100),
     st.floats(0, 20),
     st.floats(0, 20),
     st.floats(0, 50),
+    st.floats(0, 5),
 )
 
 
@@ -35,6 +41,24 @@ def test_a_lasting_stream_makes_steps_longer_than_a_burst():
     burst = Load(stages=4, abar=30.0, own=6.0, system=60.0, rounds=0)
     stream = Load(stages=4, abar=30.0, own=6.0, system=60.0, rounds=5)
     assert stream.work(0.05) > 1.5 * burst.work(0.05)
+
+
+def test_a_step_that_waits_behind_a_longer_one_is_not_cut_short():
+    free = Load(stages=4, abar=6.0, own=6.0, system=24.0, rounds=1)
+    behind = Load(stages=4, abar=6.0, own=6.0, system=24.0, rounds=1, before=6.1)
+    assert free.work(0.1) < 6.0 == behind.work(0.1)
+
+
+def test_prompts_that_come_while_others_are_served_are_a_stream():
+    stream = Stream()
+    assert stream.rounds(10.0) == 1.5
+    stream.take(5.0, 5.0)
+    assert stream.rounds(5.0) == 1.5  # a burst stays one while it drains
+    assert stream.rounds(10.0) == 5.5
+    stream.take(5.0, 5.0)
+    assert stream.rounds(10.0) == 6.0
+    stream.restart()
+    assert stream.rounds(10.0) == 1.5
 
 
 def test_a_stream_too_thin_to_fill_the_stages_keeps_steps_short():

@@ -10,6 +10,9 @@ from itertools import islice
 __all__ = ["Load", "Stream"]
 
 _DEEPEST = 64  # steps in flight that are remembered; pipelines are shallower
+_BURST = 1.5  # rounds expected of prompts that came together
+_GROWTH = 8.0  # more rounds for each round that came while others were served
+_STREAM = 6.0  # most rounds expected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,7 @@ class Load:
         own: work of one prompt.
         system: work of all prompts without a first token, what is done of it too.
         rounds: prompts that are expected before the pipeline runs empty, for each one in the queue.
+        before: seconds of the longest step in the pipeline, which no step after it can overtake.
     """
 
     stages: int
@@ -43,6 +47,7 @@ class Load:
     own: float
     system: float
     rounds: float
+    before: float = 0.0
 
     def times(self, factor: float) -> Load:
         """The same load with every prompt's work ``factor`` times as long."""
@@ -54,9 +59,10 @@ class Load:
         ``split``: the steps' ends fall within prompts, so that a prompt waits for one more step.
         """
         stretch = 1 + overhead / work
-        way = (self.stages - 1) * (work + overhead)
+        gaps = self.stages - 1
+        way = gaps * (work + overhead)
         together = max(work, self.own) + (self.own if split else 0.0)
-        cost = (self.abar + (together - self.own) / 2) * stretch + way
+        cost = (self.abar + (together - self.own) / 2) * stretch + max(way, gaps * self.before)
         if self.rounds:
             cost += self.rounds * max(self.system * stretch, together * stretch + way)
         return cost
@@ -68,16 +74,29 @@ class Load:
         where one side's is, or at the kink between them. For parts of one prompt and no further rounds it is
         ``sqrt(overhead*abar/(P-1))``.
         """
+        gaps = self.stages - 1
+        work = self._least(overhead, gaps)
+        if work + overhead >= self.before:
+            return work
+        return max(work, min(self._least(overhead, 0), self.before - overhead))
+
+    def _least(self, overhead: float, way: int) -> float:
+        """The work that costs least when a longer step delays the queue's prompts in ``way`` stages."""
         gaps, rounds = self.stages - 1, self.rounds
         ahead = self.abar - self.own / 2
-        full = math.sqrt(overhead * (ahead + rounds * self.system) / (gaps + 0.5))
-        sparse = math.sqrt(overhead * ahead / (gaps + 0.5 + rounds * self.stages))
+        full = math.sqrt(overhead * (ahead + rounds * self.system) / (way + 0.5))
+        sparse = math.sqrt(overhead * ahead / (way + 0.5 + rounds * self.stages))
         several = min(max(self.system / self.stages, sparse), full)
         if several >= self.own:
             return several
-        full = math.sqrt(overhead * (self.abar + rounds * self.system) / gaps)
-        sparse = math.sqrt(overhead * (self.abar + rounds * self.own) / (gaps * (1 + rounds)))
-        return min(max((self.system - self.own) / gaps, sparse), full, self.own)
+        least = (self.system - self.own) / gaps
+        if slope := way + rounds * gaps:
+            least = max(least, math.sqrt(overhead * (self.abar + rounds * self.own) / slope))
+        else:
+            least = self.own
+        if way:
+            least = min(least, math.sqrt(overhead * (self.abar + rounds * self.system) / way))
+        return min(least, self.own)
 
     def pieces(self, work: float, overhead: float) -> int:
         """Into how many steps to cut ``work`` seconds of one prompt."""
@@ -91,14 +110,15 @@ class Load:
 class Stream:
     """What the planner remembers of the steps it has made.
 
-    As much work as has come since the pipeline was last empty is expected to come again: a stream that has
-    lasted is likely to last as long once more.
+    Prompts that meet an empty pipeline together may be all there is. Those that come while others are served
+    are a stream, which is likely to go on.
     """
 
     def __init__(self) -> None:
         self._ended: deque[float] = deque(maxlen=_DEEPEST)
         self._head = ("", 0)
         self._taken = 0.0
+        self._together: float | None = None
         self._asked: tuple[str, int] | None = None
         self._last = 0.0
 
@@ -112,10 +132,14 @@ class Stream:
     def restart(self) -> None:
         """The pipeline is empty."""
         self._taken = 0.0
+        self._together = None
 
-    def came(self, queued: float) -> float:
-        """Seconds of work since the pipeline was last empty, with the ``queued`` seconds that wait."""
-        return self._taken + queued
+    def rounds(self, queued: float) -> float:
+        """Rounds of the ``queued`` seconds of work that are expected before the pipeline runs empty."""
+        came = self._taken + queued
+        if self._together is None:
+            self._together = came
+        return min(_BURST + _GROWTH * max(came - self._together, 0.0) / queued, _STREAM)
 
     def start_of(self, key: str, history: int) -> int:
         """Tokens that the first prompt of the queue had in the KV cache before its first step."""

@@ -125,7 +125,7 @@ class StepPlanner:
         tokens = 0
         if len(queue) == 1 and not more and not other_seconds:
             tokens = self._alone(model, queue[0], bool(in_flight))
-        return self._blend(tokens or self._shared(model, queue, more, other_seconds, len(in_flight)))
+        return self._blend(tokens or self._shared(model, queue, more, other_seconds, in_flight))
 
     def _blend(self, tokens: int) -> int:
         blended = self.max_chunk + self.smooth * (tokens - self.max_chunk)
@@ -164,7 +164,7 @@ class StepPlanner:
         return cut, chunks
 
     def _shared(
-        self, model: CostModel, queue: Sequence[Prefill], more: int, other_seconds: float, in_flight: int
+        self, model: CostModel, queue: Sequence[Prefill], more: int, other_seconds: float, in_flight: Sequence[float]
     ) -> int:
         """Whole prompts, or an even part of the first, in the step that costs the queue least."""
         works = [model.work(prompt.history, prompt.history + prompt.remaining) for prompt in queue]
@@ -217,7 +217,7 @@ class StepPlanner:
         start = self._stream.start_of(prompt.key, prompt.history)
         return model.work(start, prompt.history + prompt.remaining)
 
-    def _load(self, works: Sequence[float], more: int, whole: float, in_flight: int) -> Load:
+    def _load(self, works: Sequence[float], more: int, whole: float, in_flight: Sequence[float]) -> Load:
         queued = queued_sum = 0.0
         for work in works:
             queued += work
@@ -232,8 +232,9 @@ class StepPlanner:
             stages=self.stages,
             abar=queued_sum / (len(works) + more) + done,
             own=typical + done / len(works),
-            system=queued + self._stream.in_flight(in_flight),
-            rounds=self._stream.came(queued - done) / queued,
+            system=queued + self._stream.in_flight(len(in_flight)),
+            rounds=self._stream.rounds(queued - done),
+            before=max(in_flight, default=0.0),
         )
 
     def _first_part(self, model: CostModel, prompt: Prefill, load: Load, other_seconds: float) -> int:
