@@ -6,9 +6,9 @@
 The tiny random Qwen3 on two stages, prompts of the full length.
 
 wrong      A server for each stored model with coefficients four times too large or too small, alone and together. After
-           five prompts: predicted over measured TTFT of the sixth, and its TTFT over that of a freshly probed server.
-           Both TTFTs are taken over vLLM's own fixed size on the same server, so that a slower moment of the machine
-           drops out.
+           five prompts: predicted over measured TTFT of the sixth, and the median TTFT from it on over that of a
+           freshly probed server; both over vLLM's own fixed size on the same server, so that a slower moment of the
+           machine drops out.
 disturbed  What moves when both stages are paused for two seconds in mid-prompt, when decodes come in a burst, and when
            three tiny prompts come right after the start: the predictions at several sizes, the refits and the alarms.
 cost       Two servers side by side, one with ``need_timing`` off; prompts go to them in turn.
@@ -59,16 +59,16 @@ def maker(server: Server) -> PromptMaker:
 
 
 async def taught(url: str, tokens: int, rounds: int) -> tuple[float, float]:
-    """The sixth prompt: predicted over measured TTFT, and its TTFT over the median of vLLM's own size after it."""
+    """Predicted over measured TTFT of the sixth prompt; median TTFT from it on, over that of vLLM's own size."""
     async with Server(url) as server:
         prompts = maker(server)
         for _ in range(PROMPTS):
             await server.complete(await prompts.prompt(tokens))
-        sixth = (await server.complete(await prompts.prompt(tokens))).ttft_s
-        record = (await server.status())["prompts"][-1]
+        own = [(await server.complete(await prompts.prompt(tokens))).ttft_s for _ in range(rounds)]
+        sixth = (await server.status())["prompts"][PROMPTS]
         await server.use("fixed")
         fixed = [(await server.complete(await prompts.prompt(tokens))).ttft_s for _ in range(rounds)]
-    return record["predicted_ttft_s"] / record["measured_ttft_s"], sixth / median(fixed)
+    return sixth["predicted_ttft_s"] / sixth["measured_ttft_s"], median(own) / median(fixed)
 
 
 def wrong_models(good: dict[str, float]) -> Iterator[tuple[str, dict[str, float]]]:
@@ -196,7 +196,7 @@ def cost(folder: Path, tokens: int, rounds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--tokens", type=int, default=16_384)
+    parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument(
         "--rounds",
         type=int,

@@ -2,13 +2,14 @@
 
     python benchmarks/grid.py [--limit 32768]
 
-Takes some minutes on one core. Cells are independent; their fixed sweeps are most of the time.
+Takes some minutes on two cores. Cells are independent; their fixed sweeps are most of the time.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from multiprocessing import Pool
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from isochunk.core.cost import CostModel
 
 ROOT = Path(__file__).resolve().parent.parent
 LATER, SLOWER, WORST, ALONE = 0.02, 0.03, 0.10, 0.01
+LONGER = 8  # times as long a run, to tell a bad start from a bad pattern
 
 
 class Outcome(NamedTuple):
@@ -95,6 +97,29 @@ def whole_grid(outcomes: Sequence[Outcome]) -> str:
     return table(["model", "P", "tokens", *(f"c{c} {h:.0%}" for c, h in columns)], rows)
 
 
+def short_of(outcomes: Sequence[Outcome]) -> str:
+    """Every cell outside the bounds, with the same cell over a longer run, and the reason."""
+    rows = []
+    for outcome in outcomes:
+        if outcome.good:
+            continue
+        cell = outcome.cell
+        own_ttft, own_rate = cell.times("optimal", longer=LONGER)
+        ttft, rate = cell.times("fixed", outcome.size, longer=LONGER)
+        later, slower = own_ttft / ttft - 1, 1 - own_rate / rate
+        if cell.stages == 1:
+            reason = "one stage"
+        elif later <= LATER and slower <= SLOWER:
+            reason = "start"
+        else:
+            reason = "pattern"
+        places = [cell.name.split("@")[0], str(cell.stages), str(cell.tokens), str(cell.concurrency), f"{cell.hit:.0%}"]
+        shares = [f"{100 * share:+.1f}" for share in (outcome.later, outcome.slower, later, slower)]
+        rows.append([*places, str(outcome.size), *shares, reason])
+    head = ["model", "P", "tokens", "clients", "hit", "best size", "later", "slower", "later, long", "slower, long"]
+    return table([*head, "reason"], rows)
+
+
 def draw(outcomes: Sequence[Outcome], path: Path) -> None:
     """Heat map: later than the best fixed size, worst model of each cell."""
     from matplotlib.figure import Figure
@@ -140,6 +165,8 @@ def page(outcomes: Sequence[Outcome], limit: int) -> str:
         alone_bad=sum(share > ALONE for share in alone),
         alone_count=len(alone),
         grid=whole_grid(outcomes),
+        short=short_of(outcomes),
+        longer=LONGER,
     )
 
 
@@ -148,7 +175,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=32768, help="max_num_batched_tokens of every cell")
     limit = parser.parse_args().limit
     models: dict[str, CostModel] = load_models()
-    outcomes = [measure(cell) for cell in cells(models, limit)]
+    with Pool() as pool:
+        outcomes = pool.map(measure, cells(models, limit), chunksize=8)
     draw(outcomes, ROOT / "docs" / "simulator-grid.png")
     (ROOT / "docs" / "simulator-grid.md").write_text(page(outcomes, limit), encoding="utf-8")
 

@@ -41,10 +41,10 @@ class Cell:
         """Mean TTFT in seconds. In a closed loop without pauses throughput is its inverse, but for the ends."""
         return self.times(policy, chunk)[0]
 
-    def times(self, policy: str, chunk: int | None = None) -> tuple[float, float]:
-        """Mean TTFT in seconds and prompt tokens a second."""
+    def times(self, policy: str, chunk: int | None = None, *, longer: int = 1) -> tuple[float, float]:
+        """Mean TTFT in seconds and prompt tokens a second; of a run ``longer`` times as long."""
         deployment = Deployment(models=(self.model,) * self.stages, max_tokens=self.limit, block=BLOCK)
-        count = self.concurrency * _ROUNDS[self.concurrency]
+        count = self.concurrency * _ROUNDS[self.concurrency] * longer
         requests = make_requests(count, Lengths(mean=self.tokens), prefix_hit=self.hit, block=BLOCK)
         result = simulate(deployment, ClosedLoop(requests, self.concurrency), policy, chunk=chunk)
         return float(result.ttft.mean()), result.tokens_per_s

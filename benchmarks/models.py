@@ -41,7 +41,7 @@ def tiny_qwen3() -> Path:
 def random_model(folder: Path, config: dict[str, Any]) -> Path:
     """Write a model of this configuration, without weights and with SmolLM2's tokenizer; returns its folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    for file in demo_model().glob("*token*"):
+    for file in (*demo_model().glob("*token*"), *demo_model().glob("*template*")):
         shutil.copy(file, folder)
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     return folder

@@ -5,6 +5,7 @@ import gc
 import pytest
 
 from isochunk import CostModel
+from isochunk.core.cost import COEFFICIENTS
 from isochunk.core.planner import Policy, static_ttft
 from isochunk.core.steps import Prefill, StepPlanner
 from isochunk.core.timing import StageClock
@@ -79,6 +80,19 @@ def test_second_prompt_is_safe_without_online_calibration_too() -> None:
     machine.prefill(8192)
     assert machine.prefill(8192) <= 1.1 * fixed(8192)
     assert machine.control.counters.refits == 0
+
+
+@pytest.mark.parametrize("factor", [4.0, 0.25])
+@pytest.mark.parametrize("wrong", [*COEFFICIENTS, "all"])
+def test_five_prompts_mend_a_wrong_stored_model(wrong: str, factor: float) -> None:
+    stored = {name: value * factor if wrong in (name, "all") else value for name, value in MODEL.as_dict().items()}
+    machine, fresh = Machine(controller(CostModel(**stored)), MODEL), Machine(controller(MODEL), MODEL)
+    for _ in range(5):
+        machine.prefill(8192)
+        machine.now += 2
+    assert machine.prefill(8192) <= 1.1 * fresh.prefill(8192)
+    last = machine.control.log.as_list()[-1]
+    assert last["predicted_ttft_s"] == pytest.approx(last["measured_ttft_s"], rel=0.1)
 
 
 def test_predictions_come_true_with_a_true_model() -> None:

@@ -1,3 +1,4 @@
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ def test_the_flag_selects_the_scheduler(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("role", "warned"), [("kv_producer", True), ("kv_consumer", False)])
 def test_asynchronous_scheduling_on_a_prefill_node_is_warned_of(
-    tmp_path: Path, role: str, warned: bool, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, role: str, warned: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = engine_config(tmp_path, ON)
     config.scheduler_config.async_scheduling = True
     config.kv_transfer_config = KVTransferConfig(kv_connector="ExampleConnector", kv_role=role)
-    with caplog.at_level("WARNING", logger="vllm.isochunk.settings"):
+    logger = logging.getLogger("vllm.isochunk.settings")
+    monkeypatch.setattr(logger, "handlers", [*logger.handlers, caplog.handler])  # vLLM's don't always propagate
+    with caplog.at_level("WARNING", logger=logger.name):
         check_engine(config)
     assert ("--no-async-scheduling" in caplog.text) == warned
 

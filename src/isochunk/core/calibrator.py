@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from isochunk.core.cost import CostModel
 from isochunk.core.errors import FitError, ModelError
-from isochunk.core.fit import MIN_SAMPLES, Fit, fit_features, relative_error
+from isochunk.core.fit import MIN_SAMPLES, MIN_WITH_PRIOR, Fit, fit_features, relative_error
 
 __all__ = ["Calibrator", "Sample", "floors_of"]
 
@@ -24,6 +24,7 @@ _WORST = 0.3  # a new model that is further off the held-out steps than this exp
 _TOO_SHORT = 0.2  # part of the window's typical measured over predicted seconds
 _GOOD_ENOUGH = 0.05  # relative error below which the old model is left alone
 _WRONG = 0.15  # relative error above which it is not the traffic that is special but the model that is wrong
+_DOUBT = 2  # steps after an alarm from which it is judged
 _PLACES = 64  # sizes and histories that are remembered
 _ODD = 1.5  # a step so many times longer or shorter than predicted is not worth remembering
 
@@ -54,6 +55,7 @@ class Calibrator:
     ) -> None:
         self._model = model
         self._before: CostModel | None = None  # the model before an alarm
+        self._since_alarm = 0
         self.floors = floors if floors is not None else floors_of(model)
         self._samples: deque[Sample] = deque(maxlen=window)
         self._least = min(2 * MIN_SAMPLES, window)
@@ -71,6 +73,18 @@ class Calibrator:
         if self._before is None:
             self._before = self._model
         self._model = model
+        self._since_alarm = 0
+
+    @property
+    def alarm_doubted(self) -> bool:
+        """Whether the steps since an alarm say that it was not the step cost that was wrong.
+
+        A raised step cost explains the steps that raised it whatever is wrong, since they were all about as long.
+        """
+        if self.model is None or self._before is None or self._since_alarm < _DOUBT:
+            return False
+        rows, seconds = self._arrays()
+        return relative_error(self.model, rows[-self._since_alarm :], seconds[-self._since_alarm :]) > _WRONG
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -82,6 +96,7 @@ class Calibrator:
         if len(self._samples) == self._samples.maxlen:
             self._remember(self._samples[0])
         self._samples.append((row, seconds))
+        self._since_alarm += 1
 
     def _remember(self, sample: Sample) -> None:
         row, seconds = sample
@@ -106,19 +121,22 @@ class Calibrator:
         Half of the window fits a candidate and the other half judges it against the present model; so it
         judges the fit over the whole window. What is remembered takes part in the fits.
         """
-        if len(self._samples) < self._least:
+        doubted = self.alarm_doubted
+        if len(self._samples) < (2 * MIN_WITH_PRIOR if doubted else self._least):
             return None
         rows, seconds = self._plausible()
         held = np.arange(len(rows)) % 2 == 1
-        error = math.inf if self.model is None else relative_error(self.model, rows[held], seconds[held])
+        error = math.inf if self.model is None or doubted else relative_error(self.model, rows[held], seconds[held])
         if error < _GOOD_ENOUGH or (self.model is None and not rows[:, 3].any()):
             return None
         bound = min(_BETTER * error, _WORST)
         prior, wrong = self.model, error > _WRONG
-        if self._before is not None and relative_error(self._before, rows[held], seconds[held]) <= _WRONG:
-            prior, wrong = self._before, False
+        if self._before is not None:
+            still_wrong = relative_error(self._before, rows[held], seconds[held]) > _WRONG
+            if doubted or not still_wrong:
+                prior, wrong = self._before, still_wrong
         if prior is not None and wrong:
-            prior = prior.scaled(self.drift())
+            prior = _slowed(prior, float(np.median(seconds / prior.predict(rows))))
         kept = [] if wrong else list(self._places.values())
         try:
             for part in (~held, np.full(len(rows), True)):
@@ -151,6 +169,15 @@ class Calibrator:
     def _arrays(self) -> tuple[Floats, Floats]:
         rows, seconds = zip(*self._samples, strict=True)
         return np.array(rows), np.array(seconds)
+
+
+def _slowed(model: CostModel, drift: float) -> CostModel:
+    """The model of a machine that takes ``drift`` times as long; its step cost is never less for it.
+
+    Planned steps hardly determine the step cost, and too little of it makes far more steps than are good.
+    """
+    step = drift if drift > 1 else drift**0.5
+    return CostModel(model.c0 * step, model.c1 * drift, model.c2 * drift, model.c3 * step)
 
 
 def floors_of(model: CostModel | None) -> tuple[float, float]:

@@ -219,7 +219,7 @@ class Controller:
         self.drift = self._calibrator.drift()
         refit = self._calibrator.refit()
         # A window that has nothing better than the model is not tried again before all of it is new.
-        known = refit is None and self.model is not None
+        known = refit is None and self.model is not None and not self._calibrator.alarm_doubted
         self._needed = self.config.max_fit_chunk if known else MIN_SAMPLES
         if refit is not None:
             self.counters.refits += 1
