@@ -25,13 +25,14 @@ import secrets
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
 import httpx
 
+from benchmarks.load import QUIET_S
 from benchmarks.models import ENVIRON, isochunk_options, options, tiny_qwen3
 from isochunk.bench.client import Server
 from isochunk.bench.prompts import PromptMaker
@@ -42,16 +43,13 @@ FACTOR = 4.0
 PROMPTS = 5
 PAUSE_S = 2.0
 FOLLOWING = 6  # prompts after a disturbance, enough to fill the window with their steps
-QUIET_S = 1.5  # vLLM's queues spin for a second after they were read last
 PARTS = ("wrong", "disturbed", "cost")
 
 
-@contextmanager
-def server_with(profile: Path | str, tokens: int, log: Path, **section: Any) -> Iterator[str]:
-    """A server that keeps its cost model in this file."""
+def server_with(profile: Path, tokens: int, log: Path, **section: Any) -> AbstractContextManager[str]:
+    """A server that keeps its cost model in this file; gives its URL."""
     chosen = [*options("tiny-qwen3", tokens), *isochunk_options(profile=str(profile), **section)]
-    with running_server(tiny_qwen3(), chosen, log=log, environ=ENVIRON) as url:
-        yield url
+    return running_server(tiny_qwen3(), chosen, log=log, environ=ENVIRON)
 
 
 def maker(server: Server) -> PromptMaker:
@@ -201,7 +199,7 @@ def main() -> None:
         "--rounds",
         type=int,
         default=3,
-        help="of vLLM's own size with each wrong model; five times as many for the cost",
+        help="prompts under either policy with each wrong model; five times as many for the cost",
     )
     parser.add_argument("--output", type=Path, default=Path("results/calibration"))
     given = parser.parse_args()

@@ -106,15 +106,10 @@ def short_of(outcomes: Sequence[Outcome]) -> str:
         cell = outcome.cell
         own_ttft, own_rate = cell.times("optimal", longer=LONGER)
         ttft, rate = cell.times("fixed", outcome.size, longer=LONGER)
-        later, slower = own_ttft / ttft - 1, 1 - own_rate / rate
-        if cell.stages == 1:
-            reason = "one stage"
-        elif later <= LATER and slower <= SLOWER:
-            reason = "start"
-        else:
-            reason = "pattern"
+        long = Outcome(cell, outcome.size, own_ttft / ttft - 1, 1 - own_rate / rate, None)
+        reason = "one stage" if cell.stages == 1 else "start" if long.good else "pattern"
         places = [cell.name.split("@")[0], str(cell.stages), str(cell.tokens), str(cell.concurrency), f"{cell.hit:.0%}"]
-        shares = [f"{100 * share:+.1f}" for share in (outcome.later, outcome.slower, later, slower)]
+        shares = [f"{100 * share:+.1f}" for share in (outcome.later, outcome.slower, long.later, long.slower)]
         rows.append([*places, str(outcome.size), *shares, reason])
     head = ["model", "P", "tokens", "clients", "hit", "best size", "later", "slower", "later, long", "slower, long"]
     return table([*head, "reason"], rows)

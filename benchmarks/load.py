@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from isochunk.bench.client import Server
 from isochunk.bench.load import Request
 
-__all__ = ["poisson", "random_requests"]
+__all__ = ["QUIET_S", "poisson", "random_requests"]
+
+QUIET_S = 1.5  # between two measurements: vLLM's queues spin for a second after they were read last
 
 _IDS = range(100, 40_000)
 

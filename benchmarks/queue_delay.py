@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
-from benchmarks.load import random_requests
+from benchmarks.load import QUIET_S, random_requests
 from benchmarks.models import ENVIRON, isochunk_options, options, tiny_qwen3
 from isochunk.bench.client import Server
 from isochunk.bench.load import send
@@ -23,7 +23,6 @@ from isochunk.cli.server import running_server
 
 LONG, SHORT = 32_000, 500
 MOMENTS_S = (0.0, 0.3, 0.6, 0.9)
-QUIET_S = 1.5  # vLLM's queues spin for a second after they were read last
 
 
 async def one_round(url: str) -> tuple[float, float, int]:

@@ -4,6 +4,7 @@
 
 Runs the same requests through vLLM's scheduler (no model behind it) and prints the microseconds that the
 mixin adds to a step: budget, record of the entry, record of the exit, refits included.
+Then how long a plan for a million tokens takes.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from typing import Any
 import numpy as np
 
 import isochunk.vllm.scheduler as scheduling
-from isochunk import CostModel
+from isochunk import CostModel, plan
 from isochunk.core.cost import features
 from isochunk.vllm.testing import Engine, engine_config
 
 REQUESTS = 64
 ROUNDS = 20
+MILLION = 1 << 20
+STAGES = (2, 4, 8, 16)
 TRUE = CostModel(0.0059, 18e-6, 20e-9, 0.56e-6)
 NOISE = 0.05
 
@@ -64,6 +67,13 @@ def last_step_s(engine: Engine, rng: np.random.Generator) -> float:
     return float(TRUE.predict(row[None])[0] * rng.lognormal(0, NOISE))
 
 
+def plan_s(stages: int) -> float:
+    """Seconds that the plan for one very long prompt takes."""
+    start = time.perf_counter()
+    plan(TRUE, MILLION, stages, max_chunk=32_768, block=16)
+    return time.perf_counter() - start
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["ISOCHUNK_CACHE"] = folder
@@ -90,6 +100,8 @@ def main() -> None:
     print(
         f"{len(micro)} steps, {REQUESTS} requests: median {median:.0f} us, 99% below {high:.0f} us, most {most:.0f} us"
     )
+    milli = [1e3 * plan_s(stages) for stages in STAGES for _ in range(ROUNDS)]
+    print(f"a plan for {MILLION} tokens on {STAGES} stages: median {np.median(milli):.1f} ms, most {max(milli):.1f} ms")
 
 
 if __name__ == "__main__":

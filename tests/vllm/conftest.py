@@ -1,5 +1,6 @@
+import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,16 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No test reads or writes the user's profiles."""
     monkeypatch.setenv("ISOCHUNK_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What isochunk logs; vLLM's loggers don't always hand it on."""
+    logger = logging.getLogger("vllm.isochunk")
+    logger.addHandler(caplog.handler)
+    with caplog.at_level("INFO", logger="vllm.isochunk"):
+        yield caplog
+    logger.removeHandler(caplog.handler)
 
 
 @pytest.fixture

@@ -120,7 +120,7 @@ def test_a_stored_profile_takes_no_probe(tmp_path: Path, make_engine: Callable[.
 
 @pytest.mark.parametrize("text", ['{"format": "isochunk-profile", "version": 99}', '{"c0": 0, "c1": 1, "c2": 1}'])
 def test_a_profile_that_cannot_be_used_is_measured_again(
-    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, text: str, said: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "p.json"
     path.write_text(text)
@@ -129,7 +129,7 @@ def test_a_profile_that_cannot_be_used_is_measured_again(
     assert engine.scheduler.isochunk.as_dict()["source"] == "probe"
     assert load_profile(path).source == "probe"
     assert (tmp_path / "p.json.refused").read_text() == text
-    assert str(path) in caplog.text
+    assert str(path) in said.text
 
 
 def test_a_probe_cut_short_by_shutdown_is_not_stored(make_engine: Callable[..., Engine]) -> None:

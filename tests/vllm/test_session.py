@@ -1,7 +1,6 @@
 """The stored profile that a server finds, and what it says of what it measures."""
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,16 +13,6 @@ from .conftest import MODEL
 
 Make = Callable[..., Engine]
 STAGES = 2
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """What isochunk logs; vLLM's loggers don't always hand it on."""
-    logger = logging.getLogger("vllm.isochunk")
-    logger.addHandler(caplog.handler)
-    with caplog.at_level("INFO", logger="vllm.isochunk"):
-        yield caplog
-    logger.removeHandler(caplog.handler)
 
 
 @pytest.mark.parametrize("text", ['{"architectures": ["Qwen3ForCausalLM"]}', "notes", '{"format": "isochunk-prof'])

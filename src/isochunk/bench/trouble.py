@@ -50,7 +50,8 @@ def refusal(url: str, path: str, response: httpx.Response) -> ServerError:
     if code == 404 and path.startswith("/isochunk/"):
         return ServerError(
             f"{url} runs no isochunk (404 for {path}); start the server with isochunk enabled and "
-            "VLLM_PLUGINS=isochunk in its environment, or with `isochunk serve`; of a proxy, ask the P node behind it"
+            "VLLM_PLUGINS=isochunk (with any other plugin you use) in its environment, or with `isochunk serve`; "
+            "of a proxy, ask the P node behind it"
         )
     try:
         text = message(response.json())
