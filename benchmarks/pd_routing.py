@@ -1,9 +1,10 @@
 """Mean TTFT of a mixed stream over two real P nodes and a real D node, for ways of choosing the P node.
 
-    python -m benchmarks.pd_routing --requests 30 --rounds 3
+    python -m benchmarks.pd_routing
 
-Each P node has both its stages on one core, so that the two nodes don't share one; the model is the tiny random Qwen3.
-The ways take turns in random order on the same nodes, with the same lengths and moments and fresh prompts.
+Each P node has both its stages on one core, so that the two nodes don't share one; the model is the tiny random Qwen3
+cut to one layer a stage, so that a round of many prompts takes a minute. The ways take turns in random order on the
+same nodes, with the same lengths and moments and fresh prompts.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from statistics import mean
 import httpx
 
 from benchmarks.load import poisson, random_requests
-from benchmarks.models import ENVIRON, options, tiny_qwen3
+from benchmarks.models import ENVIRON, QWEN3, options, random_model
 from benchmarks.routing_way import WAYS
 from isochunk.bench.client import Server
 from isochunk.bench.load import send
 from isochunk.cli.pd_nodes import Node, Role, need_connector, running_node, running_proxy
+from isochunk.core.profile import default_folder
 from isochunk.proxy.price import read_status
 
 SHORTEST, LONGEST = 1000, 32_000
@@ -52,14 +54,14 @@ async def one_block(url: str, tokens: list[int], due_s: list[float]) -> list[flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=30)
+    parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--utilisation", type=float, default=0.7)
+    parser.add_argument("--utilisation", type=float, default=0.6)
     parser.add_argument("--connector", default="nixl")
     parser.add_argument("--output", type=Path, default=Path("results/pd-routing"))
     given = parser.parse_args()
     connector = need_connector(given.connector)
-    model = tiny_qwen3()
+    model = random_model(default_folder() / "models" / "tiny-qwen3-2-layers", {**QWEN3, "num_hidden_layers": 2})
     with ExitStack() as stack:
 
         def start(name: str, role: Role, stages: int, bind: str) -> Node:

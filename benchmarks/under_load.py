@@ -31,6 +31,7 @@ from isochunk.bench.load import send
 from isochunk.cli.server import running_server
 from isochunk.core.cost import CostModel
 from isochunk.simulator import ClosedLoop, Deployment, OpenLoop, Request, simulate
+from isochunk.vllm.shared_cores import PLUGIN
 
 LENGTHS = Normal(6000, 3000, 1024, 16_384)
 LARGEST = 8192
@@ -90,10 +91,16 @@ async def one_block(server: Server, arm: Arm, cell: Cell, tokens: list[int], see
     return block(cell, tokens, [answer.ttft_s for answer in answers if answer], span - outcomes[0].sent_s)
 
 
-def simulated_block(server: Status, arm: Arm, cell: Cell, tokens: list[int], seed: int) -> Block:
+def simulated_block(
+    server: Status, arm: Arm, cell: Cell, tokens: list[int], seed: int, *, in_flight: int | None = None
+) -> Block:
     """The same load in the simulator, with the cost model that the server has."""
-    models = (CostModel(**server["model"]),) * server["stages"]
-    deployment = Deployment(models=models, max_tokens=server["max_num_batched_tokens"], block=server["alignment"])
+    deployment = Deployment(
+        models=(CostModel(**server["model"]),) * server["stages"],
+        max_tokens=server["max_num_batched_tokens"],
+        block=server["alignment"],
+        in_flight=in_flight,
+    )
     due = [0.0] * len(tokens) if cell.rate is None else poisson(len(tokens), cell.rate, seed)
     requests = [
         Request(key=str(at), tokens=count, arrival=due[at], cached=int(cell.shared * count) // KV_BLOCK * KV_BLOCK)
@@ -194,7 +201,7 @@ def main() -> None:
     measured: list[Rounds] = []
     log = given.output / "server.log"
     vllm_options = options("tiny-qwen3", LENGTHS.longest)
-    with running_server(tiny_qwen3(), vllm_options, log=log, environ=ENVIRON) as url:
+    with running_server(tiny_qwen3(), vllm_options, log=log, environ=ENVIRON, plugins=("isochunk", PLUGIN)) as url:
         capacity = None
         if given.utilisations:
             full = Cell(16, None, 0.0, "capacity")

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,14 +53,14 @@ def test_a_step_that_waits_behind_a_longer_one_is_not_cut_short():
 
 def test_prompts_that_come_while_others_are_served_are_a_stream():
     stream = Stream()
-    assert stream.rounds(10.0) == 1.5
+    assert stream.rounds(10.0) == 0.75
     stream.take(5.0, 5.0)
-    assert stream.rounds(5.0) == 1.5  # a burst stays one while it drains
-    assert stream.rounds(10.0) == 5.5
+    assert stream.rounds(5.0) == 0.75  # a burst stays one while it drains
+    assert stream.rounds(10.0) == 4.75
     stream.take(5.0, 5.0)
     assert stream.rounds(10.0) == 6.0
     stream.restart()
-    assert stream.rounds(10.0) == 1.5
+    assert stream.rounds(10.0) == 0.75
 
 
 def test_a_stream_too_thin_to_fill_the_stages_keeps_steps_short():
@@ -84,6 +86,26 @@ def test_small_remainders_at_a_high_prefix_hit_are_not_split():
     planner = StepPlanner(stages=2, max_chunk=32768, block=16)
     queue = [Prefill(str(index), 130000, 320) for index in range(8)]
     assert planner.tokens(MODEL, queue, in_flight=[0.2]) % 320 == 0
+
+
+@pytest.mark.parametrize("stages", [2, 8])
+def test_prompts_that_differ_get_steps_of_equal_time(stages):
+    planner = StepPlanner(stages=stages, max_chunk=65536, block=16)
+    left = [Prefill(str(index), 0, 3000 + 7919 * index % 40000) for index in range(16)]
+    times: list[float] = []
+    while len(left) > 8:
+        budget = planner.tokens(MODEL, left, in_flight=times[-stages:])
+        seconds, after = MODEL.c0, []
+        for prompt in left:
+            chunk = min(prompt.remaining, budget)
+            budget -= chunk
+            seconds += MODEL.marginal(chunk, prompt.history) if chunk else 0.0
+            if prompt.remaining > chunk:
+                after.append(Prefill(prompt.key, prompt.history + chunk, prompt.remaining - chunk))
+        times.append(seconds)
+        left = after
+    changes = [abs(later - earlier) for earlier, later in pairwise(times)]
+    assert sum(changes) < 0.05 * sum(times)
 
 
 def test_one_stage_gets_vllms_own_budget():

@@ -4,6 +4,9 @@ With pipeline stages the workers of vLLM's CPU build (0.32.0) fail on LoRA adapt
 and on n-gram speculation (no attribute `drafter`), so these are not tried here.
 """
 
+import base64
+import io
+import json
 import os
 import random
 from pathlib import Path
@@ -40,6 +43,34 @@ QWEN3_NEXT = {
     "decoder_sparse_step": 1,
     "moe_intermediate_size": 128,
     "shared_expert_intermediate_size": 128,
+}
+PIXELS, PATCH = 224, 14
+IMAGE_TOKENS = (PIXELS // PATCH) ** 2
+LLAVA = {
+    "architectures": ["LlavaForConditionalGeneration"],
+    "model_type": "llava",
+    "text_config": {
+        "model_type": "llama",
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": 49280,
+        "max_position_embeddings": 8192,
+    },
+    "vision_config": {
+        "model_type": "clip_vision_model",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": PIXELS,
+        "patch_size": PATCH,
+        "projection_dim": 64,
+    },
+    "vision_feature_layer": -1,
+    "torch_dtype": "bfloat16",
 }
 
 
@@ -86,6 +117,57 @@ def test_a_hybrid_model_is_served_in_whole_blocks_where_vllm_needs_them(tmp_path
 def test_compiled_and_without_prefix_caching(tmp_path: Path) -> None:
     told = status_after_twice(tiny_qwen3(), tmp_path, "--no-enable-prefix-caching")
     assert [prompt["cached"] for prompt in told["prompts"]] == [0, 0]
+
+
+def llava(folder: Path) -> Path:
+    """A LLaVA with random weights; each picture is 256 tokens of the prompt."""
+    from transformers import AutoTokenizer
+
+    random_model(folder, LLAVA)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    tokenizer.save_pretrained(folder)
+    image_token = tokenizer.convert_tokens_to_ids("<image>")
+    (folder / "config.json").write_text(json.dumps({**LLAVA, "image_token_index": image_token}))
+    picture = {"size": {"shortest_edge": PIXELS}, "crop_size": {"height": PIXELS, "width": PIXELS}}
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps({"image_processor_type": "CLIPImageProcessor", **picture})
+    )
+    processor = {"patch_size": PATCH, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    (folder / "processor_config.json").write_text(json.dumps({"processor_class": "LlavaProcessor", **processor}))
+    return folder
+
+
+def picture_url() -> str:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.frombytes("RGB", (PIXELS, PIXELS), random.randbytes(3 * PIXELS**2)).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_prompts_with_images_are_planned_unless_vllm_must_keep_them_whole(tmp_path: Path, whole: bool) -> None:
+    chosen = [
+        *options("llava", LONGEST, max_tokens=4096),
+        *isochunk_options(profile="off"),
+        *("--load-format", "dummy", "--enforce-eager"),
+        *(["--disable-chunked-mm-input"] if whole else []),
+    ]
+    text = {"type": "text", "text": "word " * 2000}
+    content = [text, {"type": "image_url", "image_url": {"url": picture_url()}}, text]
+    body = {"model": "llava", "messages": [{"role": "user", "content": content}], "max_tokens": 4}
+    with (
+        running_server(llava(tmp_path / "llava"), chosen, log=tmp_path / "server.log", environ=ENVIRON) as url,
+        httpx.Client(base_url=url, timeout=300) as client,
+    ):
+        response = client.post("/v1/chat/completions", json=body)
+        assert response.status_code == 200, response.text
+        told = client.get("/isochunk/status").json()
+    (prompt,) = told["prompts"]
+    assert prompt["tokens"] == response.json()["usage"]["prompt_tokens"] > 4000 + IMAGE_TOKENS
+    assert (len(prompt["chunks"]) > 2) == (told["counters"]["planned"] == 1) == (not whole)
+    assert told["counters"]["fallbacks"] == 0
 
 
 def test_a_deployment_that_cannot_work_ends_with_the_reason(tmp_path: Path) -> None:

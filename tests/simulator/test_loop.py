@@ -54,6 +54,23 @@ def test_the_planner_tapers_its_cut_for_a_slow_last_stage():
     assert result.ttft[0] < 0.97 * evaluate(models, even)
 
 
+@pytest.mark.parametrize("policy", ["optimal", "fixed"])
+def test_prompts_that_come_together_are_seen_together_however_they_come(policy):
+    requests = make_requests(6, Lengths(mean=300))
+    ours, theirs = (simulate(machine(), load, policy) for load in (OpenLoop(requests), ClosedLoop(requests, 6)))
+    assert ours.finished == theirs.finished
+    assert ours.steps == theirs.steps < 6
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_stages_do_not_wait_for_prompts_that_differ(stages):
+    requests = make_requests(100, Lengths(shape="uniform", least=4000, most=64000), seed=1)
+    result = simulate(machine(stages, max_tokens=65536), ClosedLoop(requests, 16))
+    assert max(result.bubbles) < 0.05
+    fixed = simulate(machine(stages, max_tokens=65536), ClosedLoop(requests, 16), "fixed", chunk=8192)
+    assert result.ttft.mean() < 0.95 * fixed.ttft.mean()
+
+
 def test_send_and_return_latency_are_on_the_way_of_a_lone_step():
     result = simulate(machine(3, send_s=0.5, return_s=0.25), prompt(1000), "fixed")
     assert result.ttft[0] == pytest.approx(3 * KIMI.seconds(1000) + 2 * 0.5 + 0.25)

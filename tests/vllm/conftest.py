@@ -38,8 +38,10 @@ def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]
 def make_engine(tmp_path: Path) -> Callable[..., Engine]:
     """An engine without a model, its scheduler chosen by vLLM; with isochunk's model when it is enabled."""
 
-    def make(section: dict[str, Any] | None = None, *, blocks: int = 20_000, **options: Any) -> Engine:
-        engine = Engine(engine_config(tmp_path, section, **options), blocks=blocks)
+    def make(
+        section: dict[str, Any] | None = None, *, blocks: int = 20_000, in_flight: int = 2, **options: Any
+    ) -> Engine:
+        engine = Engine(engine_config(tmp_path, section, **options), blocks=blocks, in_flight=in_flight)
         if section is not None:
             engine.scheduler.isochunk.controller.use_model(MODEL, "test")
         return engine

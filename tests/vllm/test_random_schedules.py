@@ -36,10 +36,16 @@ def traffic(engine: Engine, rng: random.Random, schedule: int) -> dict[str, int]
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("scheduler_cls", ["isochunk.vllm.Scheduler", "isochunk.vllm.AsyncScheduler"])
+@pytest.mark.parametrize(  # with as many steps in flight as vLLM has on two stages
+    ("scheduler_cls", "in_flight"), [("isochunk.vllm.Scheduler", 2), ("isochunk.vllm.AsyncScheduler", 3)]
+)
 @pytest.mark.parametrize(("scheduling_policy", "max_queue_delay"), [("fcfs", None), ("fcfs", 0.0), ("priority", None)])
 def test_every_prompt_token_is_computed_once_and_every_request_ends(
-    make_engine: Callable[..., Engine], scheduler_cls: str, scheduling_policy: str, max_queue_delay: float | None
+    make_engine: Callable[..., Engine],
+    scheduler_cls: str,
+    in_flight: int,
+    scheduling_policy: str,
+    max_queue_delay: float | None,
 ) -> None:
     engine = make_engine(
         {"enabled": True, "max_queue_delay": max_queue_delay},
@@ -47,6 +53,7 @@ def test_every_prompt_token_is_computed_once_and_every_request_ends(
         max_model_len=4096,
         scheduling_policy=scheduling_policy,
         scheduler_cls=scheduler_cls,
+        in_flight=in_flight,
     )
     pool = engine.scheduler.kv_cache_manager.block_pool
     free = pool.get_num_free_blocks()

@@ -5,10 +5,15 @@ import pytest
 from vllm.config import KVTransferConfig
 
 from isochunk.core.errors import ConfigError
+from isochunk.vllm import Scheduler
 from isochunk.vllm.settings import check_engine
 from isochunk.vllm.testing import engine_config
 
 ON = {"enabled": True}
+
+
+class Derived(Scheduler):  # type: ignore[misc, unused-ignore]
+    """An operator's own, on top of isochunk's."""
 
 
 def test_the_flag_selects_the_scheduler(tmp_path: Path) -> None:
@@ -31,8 +36,8 @@ def test_without_the_flag_vllm_is_left_alone(tmp_path: Path, section: dict[str, 
     assert engine_config(tmp_path, section, pipeline_parallel_size=1).scheduler_config.scheduler_cls is None
 
 
-def test_naming_the_class_enables_it(tmp_path: Path) -> None:
-    named = "isochunk.vllm.Scheduler"
+@pytest.mark.parametrize("named", ["isochunk.vllm.Scheduler", f"{__name__}.Derived", Derived])
+def test_naming_the_class_or_one_derived_from_it_enables_it(tmp_path: Path, named: str | type) -> None:
     assert engine_config(tmp_path, scheduler_cls=named).scheduler_config.scheduler_cls == named
     with pytest.raises(ConfigError, match="pipeline-parallel-size 1"):
         engine_config(tmp_path, scheduler_cls=named, pipeline_parallel_size=1)

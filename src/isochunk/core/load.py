@@ -10,7 +10,7 @@ from itertools import islice
 __all__ = ["Load", "Stream"]
 
 _DEEPEST = 64  # steps in flight that are remembered; pipelines are shallower
-_BURST = 1.5  # rounds expected of prompts that came together
+_BURST = 0.75  # rounds expected of prompts that came together
 _GROWTH = 8.0  # more rounds for each round that came while others were served
 _STREAM = 6.0  # most rounds expected
 

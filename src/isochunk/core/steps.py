@@ -16,6 +16,7 @@ __all__ = ["Prefill", "StepPlanner"]
 
 _REMEMBERED_CUTS = 64
 _PART = 0.25  # a step with less than this share of its target to spare does not start on the next prompt
+_ALIKE = 0.05  # prompts whose length and work differ by less than this share of the mean are alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,35 +167,63 @@ class StepPlanner:
     def _shared(
         self, model: CostModel, queue: Sequence[Prefill], more: int, other_seconds: float, in_flight: Sequence[float]
     ) -> int:
-        """Whole prompts, or an even part of the first, in the step that costs the queue least."""
+        """Tokens of the step that costs the queue least."""
         works = [model.work(prompt.history, prompt.history + prompt.remaining) for prompt in queue]
-        head = queue[0]
-        whole = self._whole(model, head)
+        whole = self._whole(model, queue[0])
         load = self._load(works, more, whole, in_flight)
+        lengths = [prompt.history + prompt.remaining for prompt in queue]
+        differ = max(_spread(lengths), _spread(works[1:])) > _ALIKE  # of the first, some may be done
+        total = (self._level if differ else self._even)(model, queue, works, load, other_seconds)
+        work = ended = 0.0
+        left = total
+        for prompt, its_work in zip(queue, works, strict=True):
+            if left < prompt.remaining:
+                work += model.work(prompt.history, prompt.history + left)
+                break
+            left -= prompt.remaining
+            work += its_work
+            ended += its_work
+        self._stream.take(work, ended + whole - works[0] if ended else 0.0)
+        return total
+
+    def _level(
+        self, model: CostModel, queue: Sequence[Prefill], works: Sequence[float], load: Load, other_seconds: float
+    ) -> int:
+        """As much of the queue as takes the law's time, for prompts that differ.
+
+        Steps of whole prompts would take unequal times, and each stage then waits for the longest of P steps. Nearly
+        every step ends within a prompt, so the next reads that one's history once more: at least the first's.
+        """
+        history = sum(prompt.history for prompt in queue) / len(queue)
+        end = history + sum(prompt.remaining for prompt in queue) / len(queue)
+        reread = model.c3 * max(history, queue[0].history)
+        overhead = model.c0 + other_seconds + reread
+        load = load.times(1 + model.c3 * history * len(queue) / sum(works))
+        work = self._within_limit(model, load, history, end, overhead, load.work(overhead), self.stages - 1)
+        return self._fill(model, queue, work + reread)
+
+    def _even(
+        self, model: CostModel, queue: Sequence[Prefill], works: Sequence[float], load: Load, other_seconds: float
+    ) -> int:
+        """Whole prompts, or an even part of the first, for prompts that are alike."""
+        head = queue[0]
         total = self._first_part(model, head, load, other_seconds)
         if total < head.remaining:
-            self._stream.take(model.work(head.history, head.history + total), 0.0)
             return total
         # Each prompt's history is read at least once whatever the cut, so for whole prompts it counts as work.
         parts = load
         load = load.times(1 + model.c3 * sum(prompt.history for prompt in queue) / sum(works))
-        work = works[0]
         seconds = model.marginal(head.remaining, head.history)
         overhead = model.c0 + other_seconds
         for prompt, its_work in zip(queue[1:], works[1:], strict=True):
             joint = load.cost(seconds + its_work + model.c3 * prompt.history, overhead)
             alone = load.cost(seconds, overhead)
             if joint > alone or joint > self._apart(model, load, parts, prompt, its_work, overhead):
-                part = self._part(model, load, seconds, overhead, prompt, self.max_chunk - total)
-                total += part
-                self._stream.take(work + model.work(prompt.history, prompt.history + part), whole - works[0] + work)
-                return total
+                return total + self._part(model, load, seconds, overhead, prompt, self.max_chunk - total)
             if total + prompt.remaining > self.max_chunk:
                 break
             total += prompt.remaining
-            work += its_work
             seconds += its_work + model.c3 * prompt.history
-        self._stream.take(work, whole - works[0] + work)
         return total
 
     def _apart(self, model: CostModel, load: Load, parts: Load, prompt: Prefill, work: float, overhead: float) -> float:
@@ -252,20 +281,34 @@ class StepPlanner:
         return min(size, prompt.remaining)
 
     def _even_part(self, model: CostModel, load: Load, start: int, end: int, overhead: float) -> float:
-        """Seconds of work in each part of a prompt.
+        """Seconds of work in each part of a prompt."""
+        whole = model.work(start, end)
+        return self._within_limit(model, load, start, end, overhead, whole / load.pieces(whole, overhead))
 
-        The first parts may hold no more than the limit allows; where the law asks for longer steps than that,
-        the steps before the others' length is reached are taken to leave a gap behind them.
+    def _within_limit(
+        self,
+        model: CostModel,
+        load: Load,
+        start: float,
+        end: float,
+        overhead: float,
+        ideal: float,
+        gaps: float = math.inf,
+    ) -> float:
+        """Seconds of work in a step where ``ideal`` may be more than the token limit allows.
+
+        The first parts of a prompt hold no more than the limit; where the law asks for longer steps than that,
+        ``gaps`` of the steps before the others' length is reached are taken to leave a gap behind them.
         """
         whole = model.work(start, end)
-        ideal = whole / load.pieces(whole, overhead)
         part = model.work(start, start + self.max_chunk)
         best = (math.inf, ideal)
         while part < ideal:
             slope = part / self.max_chunk - model.c1
             reach = min(max(slope / model.c2 - self.max_chunk / 2, start), end) if model.c2 else start
-            steps = (reach - start) / self.max_chunk + model.work(reach, end) / part
-            best = min(best, (load.cost(part, overhead) * max(steps * part / whole, 1.0), part))
+            early = (reach - start) / self.max_chunk
+            lost = max(early * part - model.work(start, reach), 0.0) * min(gaps / max(early, 1.0), 1.0)
+            best = min(best, (load.cost(part, overhead) * (1 + lost / whole), part))
             part *= 1.5
         return best[1]
 
@@ -287,3 +330,11 @@ class StepPlanner:
             if tokens < prompt.remaining or total >= self.max_chunk:
                 break
         return max(total, 1)
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Standard deviation over mean; 0 of none."""
+    if not values:
+        return 0.0
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / len(values)) / mean

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from isochunk.core.steps import Prefill
 from isochunk.simulator.trace import PrefixCache
@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Event", "Instance", "Part", "Prompt", "Step"]
 
-Event = tuple[float, Callable[[float, Any], "list[Event]"], Any]  # when, handler, what it is about
+
+class Event(NamedTuple):
+    """When, its handler, what it is about, and whether it waits for all else of that instant."""
+
+    time: float
+    handler: Callable[[float, Any], list[Event]]
+    subject: Any
+    last: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -120,7 +127,7 @@ class Instance:
         if self._waking:
             return []
         self._waking = True
-        return [(now, self.schedule, None)]
+        return [Event(now, self.schedule, None, last=True)]
 
     def schedule(self, now: float, _: None) -> list[Event]:
         """Fill the pipeline."""
@@ -131,7 +138,7 @@ class Instance:
         while self._prompts and len(self._in_flight) < self._slots:
             step = self._take(self._policy.cut(self._prompts, self._in_flight, now))
             self._in_flight.append(step)
-            events.append((self._pass(now, step), self.leave, step))
+            events.append(Event(self._pass(now, step), self.leave, step))
         return events
 
     def _take(self, parts: list[Part]) -> Step:

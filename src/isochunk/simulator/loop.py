@@ -56,18 +56,18 @@ class _Run:
 
     def result(self) -> Result:
         order = count()  # equal times keep their order, and handlers are never compared
-        heap: list[tuple[float, int, Event]] = []
+        heap: list[tuple[float, bool, int, Event]] = []
         events = self._arrivals(self._workload.start())
         while True:
             for event in events:
-                heappush(heap, (event[0], next(order), event))
+                heappush(heap, (event.time, event.last, next(order), event))
             if not heap:
                 return Result(self._deployment, self._instances, self._finished)
-            now, _, (_, handler, subject) = heappop(heap)
-            events = handler(now, subject)
+            *_, event = heappop(heap)
+            events = event.handler(event.time, event.subject)
 
     def _arrivals(self, arrivals: list[tuple[float, Request]]) -> list[Event]:
-        return [(time, self._arrive, request) for time, request in arrivals]
+        return [Event(time, self._arrive, request) for time, request in arrivals]
 
     def _arrive(self, now: float, request: Request) -> list[Event]:
         return self._choose(request).arrive(now, request) + self._arrivals(self._workload.after_arrival())

@@ -26,7 +26,7 @@ def chunk_config(vllm_config: Any) -> ChunkConfig:
         ConfigError: as `read_config`.
     """
     config = read_config(vllm_config.additional_config)
-    if not config.enabled and _names_ours(vllm_config.scheduler_config.scheduler_cls):
+    if not config.enabled and _names_ours(vllm_config.scheduler_config):
         return config.model_copy(update={"enabled": True})
     return config
 
@@ -42,7 +42,7 @@ def select_scheduler(vllm_config: Any) -> None:
     scheduler = vllm_config.scheduler_config
     if scheduler.scheduler_cls is None:
         scheduler.scheduler_cls = SCHEDULERS[bool(scheduler.async_scheduling)]
-    elif not _names_ours(scheduler.scheduler_cls):
+    elif not _names_ours(scheduler):
         raise ConfigError(
             f"--scheduler-cls {scheduler.scheduler_cls} and {KEY}.enabled exclude each other: "
             "only one class can schedule; drop one of them"
@@ -121,10 +121,14 @@ def _device_name(platform: Any) -> str:
         return ""
 
 
-def _names_ours(scheduler_cls: Any) -> bool:
-    if isinstance(scheduler_cls, str):
-        return scheduler_cls.startswith("isochunk.")
-    return scheduler_cls is not None and scheduler_cls.__module__.startswith("isochunk.")
+def _names_ours(scheduler_config: Any) -> bool:
+    """Whether the scheduler class that was named is isochunk's, or one derived from it."""
+    named = scheduler_config.scheduler_cls
+    if named is None:
+        return False
+    if isinstance(named, str) and named.startswith("isochunk."):
+        return True
+    return any(base.__module__.startswith("isochunk.") for base in scheduler_config.get_scheduler_cls().__mro__)
 
 
 def _balance_scheduling(additional_config: Any) -> bool:

@@ -1,0 +1,84 @@
+"""One more step in flight than vLLM has stages, on a real vLLM and in the simulator.
+
+    python -m benchmarks.in_flight
+
+vLLM keeps one step a stage in its pipeline, and one more with asynchronous scheduling on its V2 model runner (Triton).
+Here the tiny random Qwen3 on two stages is served twice: as it is, and by a scheduler that has vLLM keep one more. The
+two take turns on the same lengths: prompts alone, four clients and sixteen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.load import QUIET_S
+from benchmarks.models import ENVIRON, isochunk_options, options, tiny_qwen3
+from benchmarks.under_load import FIELDS, LENGTHS, OURS, Arm, Cell, one_block, simulated_block
+from isochunk.bench.client import Server, Status
+from isochunk.cli.server import running_server
+from isochunk.vllm import Scheduler
+
+CELLS = {1: 8, 4: 16, 16: 48}  # clients: requests
+PLAIN, MORE = "P", "P + 1"
+ARM = Arm(OURS, "optimal")
+
+
+class OneMore(Scheduler):  # type: ignore[misc, unused-ignore]
+    """isochunk's scheduler, in an engine that keeps P + 1 steps in flight."""
+
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        steps = vllm_config.parallel_config.pipeline_parallel_size + 1
+        # The engine reads it once it has made its scheduler.
+        type(vllm_config).max_concurrent_batches = property(lambda _: steps)
+        super().__init__(vllm_config, *args, **kwargs)
+
+
+async def one_round(url: str, cell: Cell, tokens: list[int]) -> tuple[dict[str, float], Status]:
+    async with Server(url, timeout=1800) as server:
+        block = await one_block(server, ARM, cell, tokens, 0, [])
+        return vars(block), await server.status()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path, default=Path("results/in-flight"))
+    given = parser.parse_args()
+    chosen = [*options("tiny-qwen3", LENGTHS.longest), *isochunk_options(enabled=True)]
+    with ExitStack() as stack:
+        urls = {}
+        for name, more in ((PLAIN, []), (MORE, ["--scheduler-cls", "benchmarks.in_flight.OneMore"])):
+            log = given.output / f"{name.replace(' ', '')}.log"
+            urls[name] = stack.enter_context(running_server(tiny_qwen3(), [*chosen, *more], log=log, environ=ENVIRON))
+        for concurrency, requests in CELLS.items():
+            cell = Cell(concurrency, None, 0.0, f"concurrency {concurrency}")
+            ratios: dict[str, list[float]] = {field: [] for field in FIELDS}
+            simulated: dict[str, list[float]] = {field: [] for field in FIELDS}
+            for index in range(given.rounds):
+                generator = random.Random(index)
+                tokens = [LENGTHS.draw(generator) for _ in range(requests)]
+                blocks = {}
+                for name in random.sample(list(urls), 2):
+                    blocks[name], status = asyncio.run(one_round(urls[name], cell, tokens))
+                    asyncio.run(asyncio.sleep(QUIET_S))
+                plain, more = (vars(simulated_block(status, ARM, cell, tokens, 0, in_flight=k)) for k in (2, 3))
+                for field in FIELDS:
+                    ratios[field].append(blocks[MORE][field] / blocks[PLAIN][field])
+                    simulated[field].append(more[field] / plain[field])
+            for field in FIELDS:
+                found = sorted(ratios[field])
+                print(
+                    f"{cell.label}: {field} with {MORE} over {PLAIN}: {median(found):.3f} "
+                    f"({found[0]:.3f}-{found[-1]:.3f}), simulated {median(simulated[field]):.3f}",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Many prompts with tiny remainders: one step each, P equal groups, the best number of groups, and isochunk.
+
+    python benchmarks/regrouping.py
+
+Prompts that arrive together, nearly all of each in the KV cache, so that the fixed cost of a step outweighs its work.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+
+from published_results import load_models, table
+
+from isochunk.core.cost import CostModel
+from isochunk.simulator import Deployment, Lengths, OpenLoop, make_requests, simulate
+from isochunk.simulator.instance import Part, Prompts, Step, Steps
+
+MODELS = ("kimi-k2.5-mxfp4@mi355x/pp4tp1", "deepseek-v3.1-w8a8@atlas-a3/pp2tp8/hi")
+STAGES = (2, 4, 8)
+PROMPTS = (16, 64)
+HITS = (0.9, 0.99)
+SIZES = (16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+
+
+class Groups:
+    """Whole prompts in ``count`` steps of about equal seconds; the prompts come together."""
+
+    def __init__(self, model: CostModel, count: int) -> None:
+        self._model, self._count = model, count
+        self._groups: deque[list[Part]] = deque()
+
+    def cut(self, prompts: Prompts, in_flight: Steps, now: float) -> list[Part]:
+        """The next group; all prompts are there when the first is asked for."""
+        if not self._groups:
+            seconds = [self._model.marginal(prompt.remaining, prompt.history) for prompt in prompts]
+            ends = itertools.accumulate(seconds)
+            share = sum(seconds) / self._count
+            grouped = zip(prompts, ends, seconds, strict=True)
+            for _, group in itertools.groupby(grouped, key=lambda row: int((row[1] - row[2] / 2) / share)):
+                self._groups.append([(prompt, prompt.remaining) for prompt, _, _ in group])
+        return self._groups.popleft()
+
+    def observe(self, step: Step) -> None:
+        """Nothing to learn."""
+
+
+def case(model: CostModel, stages: int, count: int, hit: float) -> list[str]:
+    """Mean TTFT, and time until the last first token, of each way over isochunk's."""
+    lengths = Lengths(shape="uniform", least=1000, most=65536)
+    requests = make_requests(count, lengths, prefix_hit=hit, block=16, seed=7)
+    deployment = Deployment(models=(model,) * stages, max_tokens=sum(r.tokens - r.cached for r in requests))
+
+    def run(policy: str, chunk: int | None = None) -> tuple[float, float, int]:
+        result = simulate(deployment, OpenLoop(requests), policy, chunk=chunk)
+        return float(result.ttft.mean()), result.seconds, result.steps
+
+    def groups(number: int) -> tuple[float, float, int]:
+        result = simulate(deployment, OpenLoop(requests), lambda: Groups(model, number))
+        return float(result.ttft.mean()), result.seconds, result.steps
+
+    mean, last, steps = run("optimal")
+    best = min(map(groups, range(1, count + 1)))
+    ways = (groups(count * 1000), min(run("fixed", min(size, deployment.max_tokens)) for size in SIZES), groups(stages))
+    ratios = [f"{its_mean / mean:.2f}, {its_last / last:.2f} ({its})" for its_mean, its_last, its in (*ways, best)]
+    return [*ratios, str(steps)]
+
+
+def main() -> None:
+    models = load_models()
+    rows = []
+    for name, stages, count, hit in itertools.product(MODELS, STAGES, PROMPTS, HITS):
+        rows.append(
+            [name.split("-")[0], str(stages), str(count), f"{hit:.0%}", *case(models[name], stages, count, hit)]
+        )
+    head = ["model", "P", "prompts", "hit", "one prompt a step", "best fixed size", "P groups", "best groups", "steps"]
+    print("mean TTFT and time of the last first token, over isochunk's (steps)\n")
+    print(table(head, rows))
+
+
+if __name__ == "__main__":
+    main()
