@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -23,20 +24,36 @@ from benchmarks.under_load import FIELDS, LENGTHS, OURS, Arm, Cell, one_block, s
 from isochunk.bench.client import Server, Status
 from isochunk.cli.server import running_server
 from isochunk.vllm import Scheduler
+from isochunk.vllm.shared_cores import PLUGIN
 
 CELLS = {1: 8, 4: 16, 16: 48}  # clients: requests
 PLAIN, MORE = "P", "P + 1"
 ARM = Arm(OURS, "optimal")
+REACHED = "P + 1 steps are in flight"
 
 
 class OneMore(Scheduler):  # type: ignore[misc, unused-ignore]
     """isochunk's scheduler, in an engine that keeps P + 1 steps in flight."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        steps = vllm_config.parallel_config.pipeline_parallel_size + 1
+        self._most = vllm_config.parallel_config.pipeline_parallel_size + 1
         # The engine reads it once it has made its scheduler.
-        type(vllm_config).max_concurrent_batches = property(lambda _: steps)
+        type(vllm_config).max_concurrent_batches = property(lambda _: self._most)
+        self._flying = 0
         super().__init__(vllm_config, *args, **kwargs)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """As ever, and say so when P + 1 steps are in flight."""
+        output = super().schedule(*args, **kwargs)
+        self._flying += bool(output.total_num_scheduled_tokens)
+        if self._flying == self._most:
+            print(REACHED, flush=True)
+        return output
+
+    def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """As ever: a step is back."""
+        self._flying -= bool(scheduler_output.total_num_scheduled_tokens)
+        return super().update_from_output(scheduler_output, *args, **kwargs)
 
 
 async def one_round(url: str, cell: Cell, tokens: list[int]) -> tuple[dict[str, float], Status]:
@@ -47,15 +64,18 @@ async def one_round(url: str, cell: Cell, tokens: list[int]) -> tuple[dict[str, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path("results/in-flight"))
     given = parser.parse_args()
     chosen = [*options("tiny-qwen3", LENGTHS.longest), *isochunk_options(enabled=True)]
     with ExitStack() as stack:
-        urls = {}
+        urls, logs = {}, {}
         for name, more in ((PLAIN, []), (MORE, ["--scheduler-cls", "benchmarks.in_flight.OneMore"])):
-            log = given.output / f"{name.replace(' ', '')}.log"
-            urls[name] = stack.enter_context(running_server(tiny_qwen3(), [*chosen, *more], log=log, environ=ENVIRON))
+            log = logs[name] = given.output / f"{name.replace(' ', '')}.log"
+            server = running_server(
+                tiny_qwen3(), [*chosen, *more], log=log, environ=ENVIRON, plugins=("isochunk", PLUGIN)
+            )
+            urls[name] = stack.enter_context(server)
         for concurrency, requests in CELLS.items():
             cell = Cell(concurrency, None, 0.0, f"concurrency {concurrency}")
             ratios: dict[str, list[float]] = {field: [] for field in FIELDS}
@@ -63,14 +83,15 @@ def main() -> None:
             for index in range(given.rounds):
                 generator = random.Random(index)
                 tokens = [LENGTHS.draw(generator) for _ in range(requests)]
-                blocks = {}
+                blocks, told = {}, {}
                 for name in random.sample(list(urls), 2):
-                    blocks[name], status = asyncio.run(one_round(urls[name], cell, tokens))
-                    asyncio.run(asyncio.sleep(QUIET_S))
-                plain, more = (vars(simulated_block(status, ARM, cell, tokens, 0, in_flight=k)) for k in (2, 3))
+                    blocks[name], told[name] = asyncio.run(one_round(urls[name], cell, tokens))
+                    time.sleep(QUIET_S)
+                plain, more = (vars(simulated_block(told[PLAIN], ARM, cell, tokens, 0, in_flight=k)) for k in (2, 3))
                 for field in FIELDS:
                     ratios[field].append(blocks[MORE][field] / blocks[PLAIN][field])
                     simulated[field].append(more[field] / plain[field])
+            assert REACHED in logs[MORE].read_text(encoding="utf-8")
             for field in FIELDS:
                 found = sorted(ratios[field])
                 print(

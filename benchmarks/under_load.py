@@ -6,7 +6,9 @@
 The tiny random Qwen3 on two stages; lengths from a normal distribution of mean 6000 cut to 1024..16384. In each round
 all arms get the same lengths (and moments) with prompts of their own, in random order; the shared beginning of the
 prompts is in the prefix cache before the first. Ratios are paired by round. The simulator gets the same loads with the
-server's cost model. Samples go to ``<output>/samples.json``.
+server's cost model. vLLM's queues sleep between two looks (``isochunk_shared_cores``): where they spin, three of its
+processes compete with the stages for two cores, and a step is at times held up for a second, under every policy.
+Samples go to ``<output>/samples.json``.
 """
 
 from __future__ import annotations

@@ -1,5 +1,3 @@
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,24 +86,51 @@ def test_small_remainders_at_a_high_prefix_hit_are_not_split():
     assert planner.tokens(MODEL, queue, in_flight=[0.2]) % 320 == 0
 
 
-@pytest.mark.parametrize("stages", [2, 8])
-def test_prompts_that_differ_get_steps_of_equal_time(stages):
-    planner = StepPlanner(stages=stages, max_chunk=65536, block=16)
-    left = [Prefill(str(index), 0, 3000 + 7919 * index % 40000) for index in range(16)]
-    times: list[float] = []
-    while len(left) > 8:
-        budget = planner.tokens(MODEL, left, in_flight=times[-stages:])
-        seconds, after = MODEL.c0, []
+def steps_until_half_is_done(planner: StepPlanner, left: list[Prefill], stages: int) -> list[dict[str, Prefill]]:
+    """What is taken of each prompt, step by step."""
+    steps: list[dict[str, Prefill]] = []
+    half = len(left) // 2
+    while len(left) > half:
+        behind = [_seconds(step) for step in steps[-(stages - 1) :]]
+        budget = planner.tokens(MODEL, left, in_flight=behind)
+        step, after = {}, []
         for prompt in left:
             chunk = min(prompt.remaining, budget)
             budget -= chunk
-            seconds += MODEL.marginal(chunk, prompt.history) if chunk else 0.0
+            if chunk:
+                step[prompt.key] = Prefill(prompt.key, prompt.history, chunk)
             if prompt.remaining > chunk:
                 after.append(Prefill(prompt.key, prompt.history + chunk, prompt.remaining - chunk))
-        times.append(seconds)
+        steps.append(step)
         left = after
-    changes = [abs(later - earlier) for earlier, later in pairwise(times)]
-    assert sum(changes) < 0.05 * sum(times)
+    return steps
+
+
+def _seconds(step: dict[str, Prefill]) -> float:
+    return MODEL.c0 + sum(MODEL.marginal(part.remaining, part.history) for part in step.values())
+
+
+@pytest.mark.parametrize("stages", [2, 8])
+@pytest.mark.parametrize("hit", [0, 20000])
+def test_prompts_that_differ_get_steps_of_equal_time(stages, hit):
+    planner = StepPlanner(stages=stages, max_chunk=1 << 18, block=16)
+    queue = [Prefill(str(index), hit, 3000 + 7919 * index % 40000) for index in range(16)]
+    times = [_seconds(step) for step in steps_until_half_is_done(planner, queue, stages)]
+    assert max(times[stages:]) < 1.15 * min(times[stages:])
+
+
+def test_where_histories_are_dear_no_step_is_left_with_a_tail():
+    planner = StepPlanner(stages=8, max_chunk=32768, block=16)
+    queue = [Prefill(str(index), 130000, 700 + 60 * index) for index in range(4)]
+    for step in steps_until_half_is_done(planner, queue, 8):
+        assert all(part.remaining > 300 for part in step.values())
+
+
+def test_where_the_fixed_cost_outweighs_the_prompts_they_stay_whole():
+    model = CostModel(0.18, 22e-6, 1.8e-9, 0.0)
+    planner = StepPlanner(stages=2, max_chunk=32768, block=16)
+    queue = [Prefill(str(index), 30000, 300 + 40 * index) for index in range(3)]
+    assert planner.tokens(model, queue, in_flight=[0.2]) in (300, 640, 1020)
 
 
 def test_one_stage_gets_vllms_own_budget():

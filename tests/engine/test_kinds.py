@@ -44,32 +44,36 @@ QWEN3_NEXT = {
     "moe_intermediate_size": 128,
     "shared_expert_intermediate_size": 128,
 }
-PIXELS, PATCH = 224, 14
-IMAGE_TOKENS = (PIXELS // PATCH) ** 2
-LLAVA = {
-    "architectures": ["LlavaForConditionalGeneration"],
-    "model_type": "llava",
+PIXELS = 224
+IMAGE_TOKENS = 32
+BLIP2 = {
+    "architectures": ["Blip2ForConditionalGeneration"],
+    "model_type": "blip-2",
+    "num_query_tokens": IMAGE_TOKENS,
     "text_config": {
-        "model_type": "llama",
+        "model_type": "opt",
         "hidden_size": 256,
-        "intermediate_size": 512,
+        "word_embed_proj_dim": 256,
+        "ffn_dim": 512,
         "num_hidden_layers": 4,
         "num_attention_heads": 4,
-        "num_key_value_heads": 4,
         "vocab_size": 49280,
         "max_position_embeddings": 8192,
     },
     "vision_config": {
-        "model_type": "clip_vision_model",
         "hidden_size": 64,
         "intermediate_size": 128,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "image_size": PIXELS,
-        "patch_size": PATCH,
-        "projection_dim": 64,
     },
-    "vision_feature_layer": -1,
+    "qformer_config": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "encoder_hidden_size": 64,
+    },
     "torch_dtype": "bfloat16",
 }
 
@@ -119,22 +123,20 @@ def test_compiled_and_without_prefix_caching(tmp_path: Path) -> None:
     assert [prompt["cached"] for prompt in told["prompts"]] == [0, 0]
 
 
-def llava(folder: Path) -> Path:
-    """A LLaVA with random weights; each picture is 256 tokens of the prompt."""
+def blip2(folder: Path) -> Path:
+    """A BLIP-2 with random weights; a picture is 32 tokens at the start of the prompt."""
     from transformers import AutoTokenizer
 
-    random_model(folder, LLAVA)
+    random_model(folder, BLIP2)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
     tokenizer.save_pretrained(folder)
     image_token = tokenizer.convert_tokens_to_ids("<image>")
-    (folder / "config.json").write_text(json.dumps({**LLAVA, "image_token_index": image_token}))
-    picture = {"size": {"shortest_edge": PIXELS}, "crop_size": {"height": PIXELS, "width": PIXELS}}
-    (folder / "preprocessor_config.json").write_text(
-        json.dumps({"image_processor_type": "CLIPImageProcessor", **picture})
-    )
-    processor = {"patch_size": PATCH, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
-    (folder / "processor_config.json").write_text(json.dumps({"processor_class": "LlavaProcessor", **processor}))
+    (folder / "config.json").write_text(json.dumps({**BLIP2, "image_token_index": image_token}))
+    picture = {"image_processor_type": "BlipImageProcessor", "size": {"height": PIXELS, "width": PIXELS}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(picture))
+    processor = {"processor_class": "Blip2Processor", "num_query_tokens": IMAGE_TOKENS}
+    (folder / "processor_config.json").write_text(json.dumps(processor))
     return folder
 
 
@@ -149,16 +151,16 @@ def picture_url() -> str:
 @pytest.mark.parametrize("whole", [False, True])
 def test_prompts_with_images_are_planned_unless_vllm_must_keep_them_whole(tmp_path: Path, whole: bool) -> None:
     chosen = [
-        *options("llava", LONGEST, max_tokens=4096),
+        *options("blip2", LONGEST, max_tokens=4096),
         *isochunk_options(profile="off"),
         *("--load-format", "dummy", "--enforce-eager"),
         *(["--disable-chunked-mm-input"] if whole else []),
     ]
     text = {"type": "text", "text": "word " * 2000}
     content = [text, {"type": "image_url", "image_url": {"url": picture_url()}}, text]
-    body = {"model": "llava", "messages": [{"role": "user", "content": content}], "max_tokens": 4}
+    body = {"model": "blip2", "messages": [{"role": "user", "content": content}], "max_tokens": 4}
     with (
-        running_server(llava(tmp_path / "llava"), chosen, log=tmp_path / "server.log", environ=ENVIRON) as url,
+        running_server(blip2(tmp_path / "blip2"), chosen, log=tmp_path / "server.log", environ=ENVIRON) as url,
         httpx.Client(base_url=url, timeout=300) as client,
     ):
         response = client.post("/v1/chat/completions", json=body)

@@ -36,11 +36,18 @@ def test_without_the_flag_vllm_is_left_alone(tmp_path: Path, section: dict[str, 
     assert engine_config(tmp_path, section, pipeline_parallel_size=1).scheduler_config.scheduler_cls is None
 
 
-@pytest.mark.parametrize("named", ["isochunk.vllm.Scheduler", f"{__name__}.Derived", Derived])
+@pytest.mark.parametrize("named", ["isochunk.vllm.Scheduler", Derived])
 def test_naming_the_class_or_one_derived_from_it_enables_it(tmp_path: Path, named: str | type) -> None:
     assert engine_config(tmp_path, scheduler_cls=named).scheduler_config.scheduler_cls == named
     with pytest.raises(ConfigError, match="pipeline-parallel-size 1"):
         engine_config(tmp_path, scheduler_cls=named, pipeline_parallel_size=1)
+
+
+def test_a_class_that_is_named_by_its_path_is_looked_at_only_when_isochunk_is_enabled(tmp_path: Path) -> None:
+    named = f"{__name__}.Derived"
+    assert engine_config(tmp_path, ON, scheduler_cls=named).scheduler_config.scheduler_cls == named
+    elsewhere = "no_such_package.Scheduler"
+    assert engine_config(tmp_path, scheduler_cls=elsewhere).scheduler_config.scheduler_cls == elsewhere
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from isochunk.core.planner import POLICIES, Plan, Policy, align, plan
 __all__ = ["Prefill", "StepPlanner"]
 
 _REMEMBERED_CUTS = 64
-_PART = 0.25  # a step with less than this share of its target to spare does not start on the next prompt
-_ALIKE = 0.05  # prompts whose length and work differ by less than this share of the mean are alike
+_PART = 0.25  # of prompts that are alike, a step with less than this share to spare does not start on the next
+_ALIKE = 0.05  # prompts whose lengths' and works' standard deviation is below this share of their mean are alike
+_UNEQUAL = 0.6  # by which share of a prompt or a step, whichever is shorter, steps of whole prompts differ; fitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,8 @@ class StepPlanner:
         load = self._load(works, more, whole, in_flight)
         lengths = [prompt.history + prompt.remaining for prompt in queue]
         differ = max(_spread(lengths), _spread(works[1:])) > _ALIKE  # of the first, some may be done
-        total = (self._level if differ else self._even)(model, queue, works, load, other_seconds)
+        total = self._level(model, queue, works, load, other_seconds) if differ else 0
+        total = total or self._even(model, queue, works, load, other_seconds)
         work = ended = 0.0
         left = total
         for prompt, its_work in zip(queue, works, strict=True):
@@ -189,18 +191,26 @@ class StepPlanner:
     def _level(
         self, model: CostModel, queue: Sequence[Prefill], works: Sequence[float], load: Load, other_seconds: float
     ) -> int:
-        """As much of the queue as takes the law's time, for prompts that differ.
+        """As much of the queue as takes the law's time, for prompts that differ; 0 where that does not pay.
 
         Steps of whole prompts would take unequal times, and each stage then waits for the longest of P steps. Nearly
-        every step ends within a prompt, so the next reads that one's history once more: at least the first's.
+        every step ends within a prompt, so the next reads that one's history once more.
         """
-        history = sum(prompt.history for prompt in queue) / len(queue)
-        end = history + sum(prompt.remaining for prompt in queue) / len(queue)
-        reread = model.c3 * max(history, queue[0].history)
+        head = queue[0]
+        start = self._stream.start_of(head.key, head.history)
+        history = (start + sum(prompt.history for prompt in queue[1:])) / len(queue)
+        end = sum(prompt.history + prompt.remaining for prompt in queue) / len(queue)
+        reread = max(model.c3 * history, model.step_cost(start, head.history + head.remaining) - model.c0)
         overhead = model.c0 + other_seconds + reread
-        load = load.times(1 + model.c3 * history * len(queue) / sum(works))
-        work = self._within_limit(model, load, history, end, overhead, load.work(overhead), self.stages - 1)
-        return self._fill(model, queue, work + reread)
+        # Each history is read at least once whatever the cut: that counts as work.
+        once = 1 + model.c3 * history * len(queue) / (sum(works) + model.work(start, head.history))
+        ideal = load.times(once).work(overhead) / once
+        work = self._within_limit(model, load, history, end, overhead, ideal, self.stages - 1) * once
+        # Full steps spare the stages the wait for unequal ones, and keep one prompt of each for one step more.
+        spared = _UNEQUAL * min(load.own, work) * (load.system + (self.stages - 1) * work)
+        if spared < (work + overhead) * load.own or (len(queue) > 1 and model.c3 * queue[1].history > work / 2):
+            return 0
+        return self._fill(model, queue, max(work + reread, work / 2 + model.c3 * head.history))
 
     def _even(
         self, model: CostModel, queue: Sequence[Prefill], works: Sequence[float], load: Load, other_seconds: float
@@ -320,7 +330,9 @@ class StepPlanner:
             size = model.marginal_chunk(seconds, prompt.history)
             if total == 0:
                 size = max(size, float(self.min_chunk), 1.0)
-            elif size < self.block or model.c3 * prompt.history > seconds / 2:
+            elif (
+                size < min(max(self.block, self.min_chunk), prompt.remaining) or model.c3 * prompt.history > seconds / 2
+            ):
                 break  # what is left would mostly pay for reading this prompt's history once more
             if size < prompt.remaining:
                 size = align(prompt.history, size, room, self.block)

@@ -42,7 +42,7 @@ def select_scheduler(vllm_config: Any) -> None:
     scheduler = vllm_config.scheduler_config
     if scheduler.scheduler_cls is None:
         scheduler.scheduler_cls = SCHEDULERS[bool(scheduler.async_scheduling)]
-    elif not _names_ours(scheduler):
+    elif not _names_ours(scheduler, look=True):
         raise ConfigError(
             f"--scheduler-cls {scheduler.scheduler_cls} and {KEY}.enabled exclude each other: "
             "only one class can schedule; drop one of them"
@@ -121,14 +121,17 @@ def _device_name(platform: Any) -> str:
         return ""
 
 
-def _names_ours(scheduler_config: Any) -> bool:
-    """Whether the scheduler class that was named is isochunk's, or one derived from it."""
+def _names_ours(scheduler_config: Any, *, look: bool = False) -> bool:
+    """Whether the scheduler class that was named is isochunk's, or one derived from it.
+
+    ``look`` imports a class that is named by its path; servers that don't enable isochunk import it by themselves.
+    """
     named = scheduler_config.scheduler_cls
-    if named is None:
-        return False
-    if isinstance(named, str) and named.startswith("isochunk."):
-        return True
-    return any(base.__module__.startswith("isochunk.") for base in scheduler_config.get_scheduler_cls().__mro__)
+    if isinstance(named, str):
+        if named.startswith("isochunk."):
+            return True
+        named = scheduler_config.get_scheduler_cls() if look else None
+    return named is not None and any(base.__module__.startswith("isochunk.") for base in named.__mro__)
 
 
 def _balance_scheduling(additional_config: Any) -> bool:
