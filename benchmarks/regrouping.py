@@ -10,13 +10,13 @@ from __future__ import annotations
 import itertools
 from collections import deque
 
+from grid_open import MIXED, MODELS
 from published_results import load_models, table
 
 from isochunk.core.cost import CostModel
-from isochunk.simulator import Deployment, Lengths, OpenLoop, make_requests, simulate
+from isochunk.simulator import Deployment, OpenLoop, make_requests, simulate
 from isochunk.simulator.instance import Part, Prompts, Step, Steps
 
-MODELS = ("kimi-k2.5-mxfp4@mi355x/pp4tp1", "deepseek-v3.1-w8a8@atlas-a3/pp2tp8/hi")
 STAGES = (2, 4, 8)
 PROMPTS = (16, 64)
 HITS = (0.9, 0.99)
@@ -47,8 +47,7 @@ class Groups:
 
 def case(model: CostModel, stages: int, count: int, hit: float) -> list[str]:
     """Mean TTFT, and time until the last first token, of each way over isochunk's."""
-    lengths = Lengths(shape="uniform", least=1000, most=65536)
-    requests = make_requests(count, lengths, prefix_hit=hit, block=16, seed=7)
+    requests = make_requests(count, MIXED, prefix_hit=hit, block=16, seed=7)
     deployment = Deployment(models=(model,) * stages, max_tokens=sum(r.tokens - r.cached for r in requests))
 
     def run(policy: str, chunk: int | None = None) -> tuple[float, float, int]:

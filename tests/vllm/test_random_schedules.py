@@ -84,12 +84,12 @@ def _covered(engine: Engine, key: str, length: int) -> None:
     at, whole = None, False
     for step, history, preempted in zip(engine.steps, engine.histories, engine.preempted, strict=True):
         if key in preempted:
-            at = None
+            at, whole = None, at is not None and at >= length
         if key not in step:
             continue
         assert at is None or history[key] == at, (key, history[key], at)
         at = history[key] + step[key]
-        whole |= at >= length
+        whole = at >= length
     assert whole, key
 
 

@@ -208,7 +208,7 @@ class StepPlanner:
         work = self._within_limit(model, load, history, end, overhead, ideal, self.stages - 1) * once
         # Full steps spare the stages the wait for unequal ones, and keep one prompt of each for one step more.
         spared = _UNEQUAL * min(load.own, work) * (load.system + (self.stages - 1) * work)
-        if spared < (work + overhead) * load.own or (len(queue) > 1 and model.c3 * queue[1].history > work / 2):
+        if spared < (work + overhead) * load.own or model.c3 * queue[1].history > work / 2:
             return 0
         return self._fill(model, queue, max(work + reread, work / 2 + model.c3 * head.history))
 
@@ -282,18 +282,14 @@ class StepPlanner:
         step_cost = model.step_cost(at, end)
         work = model.work(at, end)
         start = self._stream.start_of(prompt.key, at)
-        part = self._even_part(model, load, start, end, step_cost + other_seconds)
+        whole, overhead = model.work(start, end), step_cost + other_seconds
+        part = self._within_limit(model, load, start, end, overhead, whole / load.pieces(whole, overhead))
         pieces = max(round(work / part), math.ceil(prompt.remaining / self.max_chunk), 1)
         if pieces == 1:
             return prompt.remaining
         size = model.marginal_chunk(work / pieces + step_cost - model.c0, at)
         size = align(at, max(size, float(self.min_chunk)), self.max_chunk, self.block)
         return min(size, prompt.remaining)
-
-    def _even_part(self, model: CostModel, load: Load, start: int, end: int, overhead: float) -> float:
-        """Seconds of work in each part of a prompt."""
-        whole = model.work(start, end)
-        return self._within_limit(model, load, start, end, overhead, whole / load.pieces(whole, overhead))
 
     def _within_limit(
         self,
