@@ -20,7 +20,18 @@ from typing import Any
 
 from benchmarks.load import QUIET_S
 from benchmarks.models import ENVIRON, isochunk_options, options, tiny_qwen3
-from benchmarks.under_load import FIELDS, LENGTHS, OURS, Arm, Cell, one_block, simulated_block
+from benchmarks.under_load import (
+    FIELDS,
+    LENGTHS,
+    OURS,
+    Arm,
+    Block,
+    Cell,
+    Rounds,
+    one_block,
+    paired,
+    simulated_block,
+)
 from isochunk.bench.client import Server, Status
 from isochunk.cli.server import running_server
 from isochunk.vllm import Scheduler
@@ -56,10 +67,27 @@ class OneMore(Scheduler):  # type: ignore[misc, unused-ignore]
         return super().update_from_output(scheduler_output, *args, **kwargs)
 
 
-async def one_round(url: str, cell: Cell, tokens: list[int]) -> tuple[dict[str, float], Status]:
+async def one_round(url: str, cell: Cell, tokens: list[int]) -> tuple[Block, Status]:
     async with Server(url, timeout=1800) as server:
-        block = await one_block(server, ARM, cell, tokens, 0, [])
-        return vars(block), await server.status()
+        return await one_block(server, ARM, cell, tokens, 0, []), await server.status()
+
+
+def one_cell(urls: dict[str, str], cell: Cell, requests: int, rounds: int) -> tuple[Rounds, Rounds]:
+    """What each server did in each round, on the engine and in the simulator."""
+    measured, simulated = [], []
+    for index in range(rounds):
+        generator = random.Random(index)
+        tokens = [LENGTHS.draw(generator) for _ in range(requests)]
+        blocks = {}
+        for name in random.sample(list(urls), len(urls)):
+            blocks[name], status = asyncio.run(one_round(urls[name], cell, tokens))
+            time.sleep(QUIET_S)
+        measured.append(blocks)
+        most = {PLAIN: status["stages"], MORE: status["stages"] + 1}
+        simulated.append(
+            {name: simulated_block(status, ARM, cell, tokens, 0, in_flight=count) for name, count in most.items()}
+        )
+    return measured, simulated
 
 
 def main() -> None:
@@ -78,25 +106,13 @@ def main() -> None:
             urls[name] = stack.enter_context(server)
         for concurrency, requests in CELLS.items():
             cell = Cell(concurrency, None, 0.0, f"concurrency {concurrency}")
-            ratios: dict[str, list[float]] = {field: [] for field in FIELDS}
-            simulated: dict[str, list[float]] = {field: [] for field in FIELDS}
-            for index in range(given.rounds):
-                generator = random.Random(index)
-                tokens = [LENGTHS.draw(generator) for _ in range(requests)]
-                blocks, told = {}, {}
-                for name in random.sample(list(urls), 2):
-                    blocks[name], told[name] = asyncio.run(one_round(urls[name], cell, tokens))
-                    time.sleep(QUIET_S)
-                plain, more = (vars(simulated_block(told[PLAIN], ARM, cell, tokens, 0, in_flight=k)) for k in (2, 3))
-                for field in FIELDS:
-                    ratios[field].append(blocks[MORE][field] / blocks[PLAIN][field])
-                    simulated[field].append(more[field] / plain[field])
+            measured, simulated = one_cell(urls, cell, requests, given.rounds)
             assert REACHED in logs[MORE].read_text(encoding="utf-8")
             for field in FIELDS:
-                found = sorted(ratios[field])
+                found = paired(measured, field, MORE, PLAIN)
                 print(
                     f"{cell.label}: {field} with {MORE} over {PLAIN}: {median(found):.3f} "
-                    f"({found[0]:.3f}-{found[-1]:.3f}), simulated {median(simulated[field]):.3f}",
+                    f"({found[0]:.3f}-{found[-1]:.3f}), simulated {median(paired(simulated, field, MORE, PLAIN)):.3f}",
                     flush=True,
                 )
 

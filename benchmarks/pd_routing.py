@@ -4,7 +4,8 @@
 
 Each P node has both its stages on one core, so that the two nodes don't share one; the model is the tiny random Qwen3
 cut to one layer a stage, so that a round of many prompts takes a minute. The ways take turns in random order on the
-same nodes, with the same lengths and moments and fresh prompts.
+same nodes, with the same lengths and moments and fresh prompts. ``--utilisation`` is of the P nodes by their own
+predictions; the D node, the servers' front ends and the client take their share of the same two cores on top.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ SHORTEST, LONGEST = 1000, 32_000
 
 
 def lengths(count: int, seed: int) -> list[int]:
-    """Log-uniform, so that every doubling of the length is as likely as any other."""
-    generator = random.Random(seed)
-    return [round(SHORTEST * (LONGEST / SHORTEST) ** generator.random()) for _ in range(count)]
+    """Log-uniform, so that every doubling of the length is as likely as any other; the same ones in another order."""
+    tokens = [round(SHORTEST * (LONGEST / SHORTEST) ** ((at + 0.5) / count)) for at in range(count)]
+    random.Random(seed).shuffle(tokens)
+    return tokens
 
 
 def busy_s(node: Node) -> float:
@@ -54,9 +56,9 @@ async def one_block(url: str, tokens: list[int], due_s: list[float]) -> list[flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=60)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--utilisation", type=float, default=0.6)
+    parser.add_argument("--requests", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--utilisation", type=float, default=0.45)
     parser.add_argument("--connector", default="nixl")
     parser.add_argument("--output", type=Path, default=Path("results/pd-routing"))
     given = parser.parse_args()
