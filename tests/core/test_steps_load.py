@@ -52,13 +52,42 @@ def test_a_step_that_waits_behind_a_longer_one_is_not_cut_short():
 def test_prompts_that_come_while_others_are_served_are_a_stream():
     stream = Stream()
     assert stream.rounds(10.0) == 0.75
-    stream.take(5.0, 5.0)
+    stream.take(5.0, 5.0, 1)
     assert stream.rounds(5.0) == 0.75  # a burst stays one while it drains
     assert stream.rounds(10.0) == 4.75
-    stream.take(5.0, 5.0)
+    stream.take(5.0, 5.0, 1)
     assert stream.rounds(10.0) == 6.0
     stream.restart()
     assert stream.rounds(10.0) == 0.75
+
+
+def served(stream: Stream, waiting: list[int]) -> float:
+    """One prompt a step, the next step when it is out; so many wait at each. What is expected when 10 s more came."""
+    stream.rounds(1.0)
+    for at, count in enumerate(waiting):
+        stream.ask(str(at), 0, count, 1)
+        stream.take(1.0, 1.0, 1)
+    return stream.rounds(10.0)
+
+
+def test_prompts_that_replace_others_go_on_and_those_that_come_by_themselves_do_not():
+    assert served(Stream(), [4] * 20) == 6.0
+    assert served(Stream(), [4, 3] * 10) > 4.0  # a client takes a moment to send its next prompt
+    by_themselves = [1, 2, 4, 3, 5, 4, 3, 2, 1, 2, 1, 2, 3, 2, 1, 3, 6, 5, 4, 3, 2, 1]
+    assert served(Stream(), by_themselves) < 1.5
+    assert served(Stream(), by_themselves + [4] * 40) > 5.0
+
+
+def test_a_step_that_was_never_made_is_forgotten():
+    once, twice = Stream(), Stream()
+    for stream in (once, twice):
+        stream.rounds(1.0)
+        stream.ask("a", 0, 3, 0)
+        stream.take(1.0, 1.0, 1)
+    twice.ask("a", 0, 3, 0)
+    twice.take(1.0, 1.0, 1)
+    assert once.in_flight(2) == twice.in_flight(2) == 1.0
+    assert served(once, [3, 5, 2] * 8) == served(twice, [3, 5, 2] * 8)
 
 
 def test_a_stream_too_thin_to_fill_the_stages_keeps_steps_short():

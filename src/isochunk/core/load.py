@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -13,6 +14,8 @@ _DEEPEST = 64  # steps in flight that are remembered; pipelines are shallower
 _BURST = 0.75  # rounds expected of prompts that came together
 _GROWTH = 8.0  # more rounds for each round that came while others were served
 _STREAM = 6.0  # most rounds expected
+_MEMORY = 16  # prompts over which is averaged how many are in the system
+_LOOSE = 0.25  # variance over mean of that from which on prompts come by themselves and not for those that have left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,23 +114,38 @@ class Stream:
     """What the planner remembers of the steps it has made.
 
     Prompts that meet an empty pipeline together may be all there is. Those that come while others are served
-    are a stream, which is likely to go on.
+    are a stream. When each comes because another has its first token, as many are in the system all the time: what
+    delays one round delays the next, and the stream goes on. When they come by themselves their number goes up and
+    down (of Poisson arrivals, its variance is at least about its mean), and hurry pays: little more than those that
+    are here now is to be expected.
     """
 
     def __init__(self) -> None:
-        self._ended: deque[float] = deque(maxlen=_DEEPEST)
+        self._ended: deque[tuple[float, int]] = deque(maxlen=_DEEPEST)
         self._head = ("", 0)
         self._taken = 0.0
         self._together: float | None = None
         self._asked: tuple[str, int] | None = None
         self._last = 0.0
+        self._done = 0
+        self._came = 0
+        self._here = 0
+        self._inside = _Spread()
 
-    def ask(self, key: str, history: int) -> None:
-        """A step is asked for while this prompt is first; asked again as it was, the last one was never made."""
+    def ask(self, key: str, history: int, waiting: int, steps: int) -> None:
+        """A step is asked for while this prompt is first of ``waiting``, and ``steps`` are in the pipeline.
+
+        Asked again as it was, the last one was never made.
+        """
         if self._asked == (key, history) and self._last:
             self._taken = max(self._taken - self._last, 0.0)
-            self._ended.pop()
+            self._done -= self._ended.pop()[1]
         self._asked, self._last = (key, history), 0.0
+        self._here = waiting + sum(prompts for _, prompts in self._flying(steps))
+        new = self._done + waiting - self._came
+        self._came += new
+        if 0 < new < self._here:  # those that meet an empty pipeline tell nothing
+            self._inside.add(self._here, new)
 
     def restart(self) -> None:
         """The pipeline is empty."""
@@ -139,7 +157,18 @@ class Stream:
         came = self._taken + queued
         if self._together is None:
             self._together = came
-        return min(_BURST + _GROWTH * max(came - self._together, 0.0) / queued, _STREAM)
+        most = _BURST + (_STREAM - _BURST) * self._steady
+        return min(_BURST + _GROWTH * max(came - self._together, 0.0) / queued, most)
+
+    @property
+    def missing(self) -> float:
+        """Prompts that are about to come in place of those that have just left."""
+        return self._steady * max(self._inside.mean - self._here, 0.0)
+
+    @property
+    def _steady(self) -> float:
+        """1 when as many prompts are in the system all the time, 0 when their number goes up and down."""
+        return max(1 - self._inside.variance_over_mean / _LOOSE, 0.0)
 
     def start_of(self, key: str, history: int) -> int:
         """Tokens that the first prompt of the queue had in the KV cache before its first step."""
@@ -149,10 +178,35 @@ class Stream:
 
     def in_flight(self, steps: int) -> float:
         """Work of the prompts that end in the last ``steps`` steps."""
-        return sum(islice(reversed(self._ended), steps))
+        return sum(work for work, _ in self._flying(steps))
 
-    def take(self, work: float, ended: float) -> None:
-        """A step takes ``work`` seconds from the queue, and prompts of ``ended`` seconds in all end in it."""
+    def _flying(self, steps: int) -> Iterator[tuple[float, int]]:
+        return islice(reversed(self._ended), steps)
+
+    def take(self, work: float, ended: float, prompts: int) -> None:
+        """A step takes ``work`` seconds from the queue; so many ``prompts`` of ``ended`` seconds in all end in it."""
         self._taken += work
         self._last = work
-        self._ended.append(ended)
+        self._done += prompts
+        self._ended.append((ended, prompts))
+
+
+class _Spread:
+    """Mean and variance of the last `_MEMORY` values or so, older ones counting less."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self.mean = 0.0
+        self._variance = 0.0
+
+    @property
+    def variance_over_mean(self) -> float:
+        return self._variance / self.mean if self.mean else 0.0
+
+    def add(self, value: float, times: int) -> None:
+        for _ in range(min(times, _MEMORY)):
+            self._count = min(self._count + 1, _MEMORY)
+            share = 1 / self._count
+            off = value - self.mean
+            self.mean += share * off
+            self._variance = (1 - share) * (self._variance + share * off * off)

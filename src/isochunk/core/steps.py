@@ -119,9 +119,9 @@ class StepPlanner:
             return self._blend(self._fill(model, queue, target - model.c0 - other_seconds))
         if between and in_flight:
             # Up to the length of its neighbours a step is no later out of the pipeline.
-            self._stream.take(0.0, 0.0)
+            self._stream.take(0.0, 0.0, 0)
             return self._blend(self._fill(model, queue, max(in_flight) - model.c0 - other_seconds))
-        self._stream.ask(queue[0].key, queue[0].history)
+        self._stream.ask(queue[0].key, queue[0].history, len(queue) + more, len(in_flight))
         if not in_flight:
             self._stream.restart()
         tokens = 0
@@ -141,8 +141,9 @@ class StepPlanner:
                 return 0
             known = self._cut(model, prompt)
         chunk = known[1][prompt.history]
-        ended = self._whole(model, prompt) if chunk == prompt.remaining else 0.0
-        self._stream.take(model.work(prompt.history, prompt.history + chunk), ended)
+        whole = chunk == prompt.remaining
+        ended = self._whole(model, prompt) if whole else 0.0
+        self._stream.take(model.work(prompt.history, prompt.history + chunk), ended, int(whole))
         return chunk
 
     def _cut(self, model: CostModel, prompt: Prefill) -> tuple[Plan, dict[int, int]]:
@@ -177,6 +178,7 @@ class StepPlanner:
         total = self._level(model, queue, works, load, other_seconds) if differ else 0
         total = total or self._even(model, queue, works, load, other_seconds)
         work = ended = 0.0
+        ends = 0
         left = total
         for prompt, its_work in zip(queue, works, strict=True):
             if left < prompt.remaining:
@@ -185,7 +187,8 @@ class StepPlanner:
             left -= prompt.remaining
             work += its_work
             ended += its_work
-        self._stream.take(work, ended + whole - works[0] if ended else 0.0)
+            ends += 1
+        self._stream.take(work, ended + whole - works[0] if ends else 0.0, ends)
         return total
 
     def _level(
@@ -271,7 +274,7 @@ class StepPlanner:
             stages=self.stages,
             abar=queued_sum / (len(works) + more) + done,
             own=typical + done / len(works),
-            system=queued + self._stream.in_flight(len(in_flight)),
+            system=queued + self._stream.in_flight(len(in_flight)) + self._stream.missing * typical,
             rounds=self._stream.rounds(queued - done),
             before=max(in_flight, default=0.0),
         )
