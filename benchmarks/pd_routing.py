@@ -3,8 +3,8 @@
     python -m benchmarks.pd_routing
 
 Each P node has both its stages on one core, so that the two nodes don't share one; the model is the tiny random Qwen3
-cut to one layer a stage, so that a round of many prompts takes a minute. The ways take turns in random order on the
-same nodes, with the same lengths and moments and fresh prompts. ``--utilisation`` is of the P nodes by their own
+cut to one layer a stage and two heads, so that a hundred prompts take a minute. The ways take turns in random order on
+the same nodes, with the same lengths and moments and fresh prompts. ``--utilisation`` is of the P nodes by their own
 predictions; the D node, the servers' front ends and the client take their share of the same two cores on top.
 """
 
@@ -31,6 +31,7 @@ from isochunk.core.profile import default_folder
 from isochunk.proxy.price import read_status
 
 SHORTEST, LONGEST = 1000, 32_000
+SMALL = {**QWEN3, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
 
 
 def lengths(count: int, seed: int) -> list[int]:
@@ -56,14 +57,14 @@ async def one_block(url: str, tokens: list[int], due_s: list[float]) -> list[flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=48)
+    parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--utilisation", type=float, default=0.45)
     parser.add_argument("--connector", default="nixl")
     parser.add_argument("--output", type=Path, default=Path("results/pd-routing"))
     given = parser.parse_args()
     connector = need_connector(given.connector)
-    model = random_model(default_folder() / "models" / "tiny-qwen3-2-layers", {**QWEN3, "num_hidden_layers": 2})
+    model = random_model(default_folder() / "models" / "tiny-qwen3-2-layers-2-heads", SMALL)
     with ExitStack() as stack:
 
         def start(name: str, role: Role, stages: int, bind: str) -> Node:
@@ -81,8 +82,9 @@ def main() -> None:
             program = ("-m", "benchmarks.routing_way", way)
             log = given.output / f"{way}.log"
             proxies[way] = stack.enter_context(running_proxy(connector, prefill, decode, log=log, program=program))
-        # Both P nodes meet the D node, and all has been compiled, before the first that counts.
-        asyncio.run(one_block(proxies["round_robin"], [SHORTEST] * 4, [0.0] * 4))
+        # A block that does not count: P nodes meet the D node, caches are touched, and models follow the load.
+        warm = given.requests // 3
+        asyncio.run(one_block(proxies["round_robin"], lengths(warm, -1), poisson(warm, rate, -1)))
         rounds: list[dict[str, list[float]]] = []
         for index in range(given.rounds):
             tokens, due = lengths(given.requests, index), poisson(given.requests, rate, index)

@@ -62,7 +62,7 @@ def test_prompts_that_come_while_others_are_served_are_a_stream():
 
 
 def served(stream: Stream, waiting: list[int]) -> float:
-    """One prompt a step, the next step when it is out; so many wait at each. What is expected when 10 s more came."""
+    """One prompt a step, with one step in flight; so many wait at each. What is expected when 10 s more came."""
     stream.rounds(1.0)
     for at, count in enumerate(waiting):
         stream.ask(str(at), 0, count, 1)
@@ -76,6 +76,28 @@ def test_prompts_that_replace_others_go_on_and_those_that_come_by_themselves_do_
     by_themselves = [1, 2, 4, 3, 5, 4, 3, 2, 1, 2, 1, 2, 3, 2, 1, 3, 6, 5, 4, 3, 2, 1]
     assert served(Stream(), by_themselves) < 1.5
     assert served(Stream(), by_themselves + [4] * 40) > 5.0
+
+
+def test_prompts_that_have_left_a_closed_loop_are_missed_until_the_pipeline_is_empty():
+    stream = Stream()
+    served(stream, [4] * 20)
+    assert stream.missing == 0.0
+    stream.ask("", 1, 2, 1)
+    assert stream.missing == 2.0
+    stream.restart()
+    assert stream.missing == 0.0
+
+
+def test_a_step_between_those_of_a_longer_prompt_is_not_undone_and_its_prompts_have_left():
+    stream = Stream()
+    stream.rounds(1.0)
+    for _ in range(20):  # a long prompt of which every other step takes nothing, and short ones that replace each other
+        stream.ask("long", 0, 3, 1)
+        stream.take(1.0, 1.0, 1, asked=False)
+    assert stream.in_flight(3) == 3.0
+    assert stream.rounds(1.0) > 5.0
+    stream.ask("long", 0, 2, 1)
+    assert stream.missing == pytest.approx(1.0)
 
 
 def test_a_step_that_was_never_made_is_forgotten():

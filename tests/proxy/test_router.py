@@ -67,23 +67,6 @@ def test_tokens_decide_while_one_node_has_no_model() -> None:
     assert (choice.node, choice.ttft_s) == (unknown, None)
 
 
-def slower(factor: float) -> NodeModel:
-    return NodeModel(cost=CostModel(*(factor * value for value in FAST.cost.as_dict().values())), stages=2)
-
-
-def test_a_model_that_wobbles_does_not_turn_a_choice_and_one_that_stays_does() -> None:
-    pool, (first, second) = pool_of(FAST, FAST)
-    with work((second, 1000, 0.05 * FAST.price(10_000).busy_s)):
-        for _ in range(50):
-            assert choose_prefill(pool, PROMPT, 10_000).node is first
-        first.model = slower(1.2)
-        assert choose_prefill(pool, PROMPT, 10_000).node is first
-        for _ in range(200):
-            choice = choose_prefill(pool, PROMPT, 10_000)
-        assert choice.node is second
-        assert choice.ttft_s == pytest.approx(second.load.backlog_s() + FAST.price(10_000).ttft_s, rel=0.03)
-
-
 def test_equal_nodes_take_turns() -> None:
     pool, nodes = pool_of(FAST, FAST, FAST)
     chosen = [choose_prefill(pool, PROMPT, 1000).node for _ in range(6)]

@@ -8,7 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isochunk.cli.output import JsonOption, print_json, print_table
-from isochunk.cli.workload import WorkloadOptions, load_models
+from isochunk.cli.workload import (
+    ArrivalsOption,
+    BlockOption,
+    ConcurrencyOption,
+    LeastOption,
+    MostOption,
+    PrefixHitOption,
+    ProfileOption,
+    RateOption,
+    RequestsOption,
+    StagesOption,
+    StdOption,
+    TokensOption,
+    WorkloadOptions,
+    load_models,
+)
 
 if TYPE_CHECKING:
     from isochunk.simulator import Result
@@ -17,17 +32,17 @@ __all__ = ["simulate_command"]
 
 
 def simulate_command(
-    profile: Annotated[Path, typer.Option(help="Profile file, or bare coefficients c0..c3 in JSON.")],
-    stages: Annotated[int | None, typer.Option(help="Pipeline stages P; not needed with stage models.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Length of each prompt, or mean with --std.")] = None,
-    std: Annotated[float | None, typer.Option(help="Standard deviation: truncated normal lengths.")] = None,
-    least: Annotated[int, typer.Option(help="Shortest prompt of random lengths.")] = 1,
-    most: Annotated[int | None, typer.Option(help="Longest prompt of random lengths; alone: uniform.")] = None,
-    requests: Annotated[int | None, typer.Option(help="Number of prompts; 1, or 100 under load.")] = None,
-    concurrency: Annotated[int | None, typer.Option(help="Closed loop of this many clients.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Poisson arrivals a second.")] = None,
-    arrivals: Annotated[Path | None, typer.Option(help="Mooncake trace (JSONL) to replay.")] = None,
-    prefix_hit: Annotated[float, typer.Option(help="Share of each prompt in the KV cache.")] = 0.0,
+    profile: ProfileOption,
+    stages: StagesOption = None,
+    tokens: TokensOption = None,
+    std: StdOption = None,
+    least: LeastOption = 1,
+    most: MostOption = None,
+    requests: RequestsOption = None,
+    concurrency: ConcurrencyOption = None,
+    rate: RateOption = None,
+    arrivals: ArrivalsOption = None,
+    prefix_hit: PrefixHitOption = 0.0,
     max_model_len: Annotated[int | None, typer.Option(help="Refuse longer prompts.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of lengths and arrivals.")] = 0,
     policy: Annotated[list[str] | None, typer.Option(help="Policies to compare; repeatable.")] = None,
@@ -36,7 +51,7 @@ def simulate_command(
         float | None, typer.Option(help="Seconds a prompt waits before it may go between a longer one's steps.")
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Token budget of a step (max_num_batched_tokens).")] = 32768,
-    block: Annotated[int, typer.Option(help="KV block size.")] = 16,
+    block: BlockOption = 16,
     in_flight: Annotated[int | None, typer.Option(help="Steps in flight K; P when left out.")] = None,
     send: Annotated[float, typer.Option(help="Seconds from a stage to the next.")] = 0.0,
     return_: Annotated[float, typer.Option("--return", help="Seconds from the last stage to the scheduler.")] = 0.0,

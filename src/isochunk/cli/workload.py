@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from isochunk.core.cost import CostModel
 from isochunk.core.errors import PlanError, WorkloadError
@@ -15,7 +17,35 @@ from isochunk.core.profile import load_profile
 if TYPE_CHECKING:
     from isochunk.simulator import Lengths, Request, Workload
 
-__all__ = ["WorkloadOptions", "load_models"]
+__all__ = [
+    "ArrivalsOption",
+    "BlockOption",
+    "ConcurrencyOption",
+    "LeastOption",
+    "MostOption",
+    "PrefixHitOption",
+    "ProfileOption",
+    "RateOption",
+    "RequestsOption",
+    "StagesOption",
+    "StdOption",
+    "TokensOption",
+    "WorkloadOptions",
+    "load_models",
+]
+
+ProfileOption = Annotated[Path, typer.Option(help="Profile file, or bare coefficients c0..c3 in JSON.")]
+StagesOption = Annotated[int | None, typer.Option(help="Pipeline stages P; not needed with stage models.")]
+TokensOption = Annotated[int | None, typer.Option(help="Length of each prompt, or mean with --std.")]
+StdOption = Annotated[float | None, typer.Option(help="Standard deviation: truncated normal lengths.")]
+LeastOption = Annotated[int, typer.Option(help="Shortest prompt of random lengths.")]
+MostOption = Annotated[int | None, typer.Option(help="Longest prompt of random lengths; alone: uniform.")]
+RequestsOption = Annotated[int | None, typer.Option(help="Number of prompts; 1, or 100 under load.")]
+ConcurrencyOption = Annotated[int | None, typer.Option(help="Closed loop of this many clients.")]
+RateOption = Annotated[float | None, typer.Option(help="Poisson arrivals a second.")]
+ArrivalsOption = Annotated[Path | None, typer.Option(help="Mooncake trace (JSONL) to replay.")]
+PrefixHitOption = Annotated[float, typer.Option(help="Share of each prompt in the KV cache.")]
+BlockOption = Annotated[int, typer.Option(help="KV block size.")]
 
 
 def load_models(profile: Path, stages: int | None) -> tuple[CostModel, ...]:

@@ -14,8 +14,8 @@ _DEEPEST = 64  # steps in flight that are remembered; pipelines are shallower
 _BURST = 0.75  # rounds expected of prompts that came together
 _GROWTH = 8.0  # more rounds for each round that came while others were served
 _STREAM = 6.0  # most rounds expected
-_MEMORY = 16  # prompts over which is averaged how many are in the system
-_LOOSE = 0.25  # variance over mean of that from which on prompts come by themselves and not for those that have left
+_ARRIVALS = 16  # last arrivals whose number in system tells a closed from an open loop
+_OPEN = 0.25  # index of dispersion of the number in system from which on arrivals are an open loop's; fitted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Load:
         stages: pipeline stages P, at least 2.
         abar: mean over the queued prompts of the work queued up to and including each.
         own: work of one prompt.
-        system: work of all prompts without a first token, what is done of it too.
+        system: work of all prompts without a first token, what is done of it too, and of those expected at once.
         rounds: prompts that are expected before the pipeline runs empty, for each one in the queue.
         before: seconds of the longest step in the pipeline, which no step after it can overtake.
     """
@@ -114,10 +114,10 @@ class Stream:
     """What the planner remembers of the steps it has made.
 
     Prompts that meet an empty pipeline together may be all there is. Those that come while others are served
-    are a stream. When each comes because another has its first token, as many are in the system all the time: what
-    delays one round delays the next, and the stream goes on. When they come by themselves their number goes up and
-    down (of Poisson arrivals, its variance is at least about its mean), and hurry pays: little more than those that
-    are here now is to be expected.
+    are a stream. In a closed loop each comes because another has its first token, so that the number of prompts in
+    the system stays as it is; what delays one round delays the next, and the stream goes on. In an open loop their
+    number goes up and down (from a third of capacity on, the variance over the mean of what Poisson arrivals find is
+    above `_OPEN`), and little more than those that are here now is to be expected.
     """
 
     def __init__(self) -> None:
@@ -127,10 +127,12 @@ class Stream:
         self._together: float | None = None
         self._asked: tuple[str, int] | None = None
         self._last = 0.0
-        self._done = 0
-        self._came = 0
-        self._here = 0
-        self._inside = _Spread()
+        self._left = 0
+        self._in_system = 0
+        self._found: deque[int] = deque(maxlen=_ARRIVALS)
+        self._usual = 0.0
+        self._closed = 1.0  # 1 in a closed loop, 0 in an open one
+        self._replaced = False
 
     def ask(self, key: str, history: int, waiting: int, steps: int) -> None:
         """A step is asked for while this prompt is first of ``waiting``, and ``steps`` are in the pipeline.
@@ -139,36 +141,39 @@ class Stream:
         """
         if self._asked == (key, history) and self._last:
             self._taken = max(self._taken - self._last, 0.0)
-            self._done -= self._ended.pop()[1]
+            self._left += self._ended.pop()[1]
         self._asked, self._last = (key, history), 0.0
-        self._here = waiting + sum(prompts for _, prompts in self._flying(steps))
-        new = self._done + waiting - self._came
-        self._came += new
-        if 0 < new < self._here:  # those that meet an empty pipeline tell nothing
-            self._inside.add(self._here, new)
+        self._in_system = waiting + sum(ends for _, ends in self._flying(steps))
+        new = waiting - self._left
+        self._left = waiting
+        if 0 < new < self._in_system:  # those that meet an empty pipeline tell nothing
+            self._came(new)
+
+    def _came(self, new: int) -> None:
+        self._replaced = True
+        self._found.extend([self._in_system] * min(new, _ARRIVALS))
+        self._usual = sum(self._found) / len(self._found)
+        variance = sum((found - self._usual) ** 2 for found in self._found) / len(self._found)
+        self._closed = max(1 - variance / self._usual / _OPEN, 0.0)
 
     def restart(self) -> None:
         """The pipeline is empty."""
         self._taken = 0.0
         self._together = None
+        self._replaced = False
 
     def rounds(self, queued: float) -> float:
         """Rounds of the ``queued`` seconds of work that are expected before the pipeline runs empty."""
         came = self._taken + queued
         if self._together is None:
             self._together = came
-        most = _BURST + (_STREAM - _BURST) * self._steady
+        most = _BURST + (_STREAM - _BURST) * self._closed
         return min(_BURST + _GROWTH * max(came - self._together, 0.0) / queued, most)
 
     @property
     def missing(self) -> float:
         """Prompts that are about to come in place of those that have just left."""
-        return self._steady * max(self._inside.mean - self._here, 0.0)
-
-    @property
-    def _steady(self) -> float:
-        """1 when as many prompts are in the system all the time, 0 when their number goes up and down."""
-        return max(1 - self._inside.variance_over_mean / _LOOSE, 0.0)
+        return self._closed * max(self._usual - self._in_system, 0.0) if self._replaced else 0.0
 
     def start_of(self, key: str, history: int) -> int:
         """Tokens that the first prompt of the queue had in the KV cache before its first step."""
@@ -183,30 +188,12 @@ class Stream:
     def _flying(self, steps: int) -> Iterator[tuple[float, int]]:
         return islice(reversed(self._ended), steps)
 
-    def take(self, work: float, ended: float, prompts: int) -> None:
-        """A step takes ``work`` seconds from the queue; so many ``prompts`` of ``ended`` seconds in all end in it."""
+    def take(self, work: float, ended: float, ends: int, *, asked: bool = True) -> None:
+        """A step takes ``work`` seconds from the queue, and ``ends`` prompts of ``ended`` seconds in all end in it.
+
+        ``asked``: `ask` was called for it, and can undo it.
+        """
         self._taken += work
-        self._last = work
-        self._done += prompts
-        self._ended.append((ended, prompts))
-
-
-class _Spread:
-    """Mean and variance of the last `_MEMORY` values or so, older ones counting less."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self.mean = 0.0
-        self._variance = 0.0
-
-    @property
-    def variance_over_mean(self) -> float:
-        return self._variance / self.mean if self.mean else 0.0
-
-    def add(self, value: float, times: int) -> None:
-        for _ in range(min(times, _MEMORY)):
-            self._count = min(self._count + 1, _MEMORY)
-            share = 1 / self._count
-            off = value - self.mean
-            self.mean += share * off
-            self._variance = (1 - share) * (self._variance + share * off * off)
+        self._last = work if asked else 0.0
+        self._left -= ends
+        self._ended.append((ended, ends))

@@ -117,17 +117,36 @@ class StepPlanner:
         if self.policy == "first_chunk":
             target = model.seconds(self.fixed_chunk)
             return self._blend(self._fill(model, queue, target - model.c0 - other_seconds))
-        if between and in_flight:
+        between = between and bool(in_flight)
+        if between:
             # Up to the length of its neighbours a step is no later out of the pipeline.
-            self._stream.take(0.0, 0.0, 0)
-            return self._blend(self._fill(model, queue, max(in_flight) - model.c0 - other_seconds))
-        self._stream.ask(queue[0].key, queue[0].history, len(queue) + more, len(in_flight))
-        if not in_flight:
-            self._stream.restart()
-        tokens = 0
-        if len(queue) == 1 and not more and not other_seconds:
-            tokens = self._alone(model, queue[0], bool(in_flight))
-        return self._blend(tokens or self._shared(model, queue, more, other_seconds, in_flight))
+            total = self._fill(model, queue, max(in_flight) - model.c0 - other_seconds)
+        else:
+            self._stream.ask(queue[0].key, queue[0].history, len(queue) + more, len(in_flight))
+            if not in_flight:
+                self._stream.restart()
+            total = 0
+            if len(queue) == 1 and not more and not other_seconds:
+                total = self._alone(model, queue[0], bool(in_flight))
+            total = total or self._shared(model, queue, more, other_seconds, in_flight)
+        total = self._blend(total)
+        self._take(model, queue, total, between)
+        return total
+
+    def _take(self, model: CostModel, queue: Sequence[Prefill], tokens: int, between: bool) -> None:
+        """Have the stream remember the step. The first prompt's work counts in whole in the step that ends it."""
+        work = ended = 0.0
+        ends = 0
+        for prompt in queue:
+            size = min(tokens, prompt.remaining)
+            its_work = model.work(prompt.history, prompt.history + size)
+            work += its_work
+            if size < prompt.remaining:
+                break
+            tokens -= size
+            ended += its_work if ends or between else self._whole(model, prompt)
+            ends += 1
+        self._stream.take(work, ended, ends, asked=not between)
 
     def _blend(self, tokens: int) -> int:
         blended = self.max_chunk + self.smooth * (tokens - self.max_chunk)
@@ -140,11 +159,7 @@ class StepPlanner:
             if behind_others:
                 return 0
             known = self._cut(model, prompt)
-        chunk = known[1][prompt.history]
-        whole = chunk == prompt.remaining
-        ended = self._whole(model, prompt) if whole else 0.0
-        self._stream.take(model.work(prompt.history, prompt.history + chunk), ended, int(whole))
-        return chunk
+        return known[1][prompt.history]
 
     def _cut(self, model: CostModel, prompt: Prefill) -> tuple[Plan, dict[int, int]]:
         end = prompt.history + prompt.remaining
@@ -176,20 +191,7 @@ class StepPlanner:
         lengths = [prompt.history + prompt.remaining for prompt in queue]
         differ = max(_spread(lengths), _spread(works[1:])) > _ALIKE  # of the first, some may be done
         total = self._level(model, queue, works, load, other_seconds) if differ else 0
-        total = total or self._even(model, queue, works, load, other_seconds)
-        work = ended = 0.0
-        ends = 0
-        left = total
-        for prompt, its_work in zip(queue, works, strict=True):
-            if left < prompt.remaining:
-                work += model.work(prompt.history, prompt.history + left)
-                break
-            left -= prompt.remaining
-            work += its_work
-            ended += its_work
-            ends += 1
-        self._stream.take(work, ended + whole - works[0] if ends else 0.0, ends)
-        return total
+        return total or self._even(model, queue, works, load, other_seconds)
 
     def _level(
         self, model: CostModel, queue: Sequence[Prefill], works: Sequence[float], load: Load, other_seconds: float

@@ -13,9 +13,7 @@ from isochunk.proxy.config import NodeSpec, Role
 from isochunk.proxy.prefix import PrefixIndex
 from isochunk.proxy.price import NodeModel
 
-__all__ = ["Load", "Node", "Pace", "Pool"]
-
-_PACED = 100  # requests over which a node's pace is averaged
+__all__ = ["Load", "Node", "Pool"]
 
 
 @dataclass(slots=True, eq=False)
@@ -74,20 +72,6 @@ class Load:
         self.busy_s = self.busy_s - job.busy_s if self._jobs else 0.0
 
 
-class Pace:
-    """How long prompts take on a node beside the other nodes, averaged over the last requests."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._average = 1.0
-
-    def average(self, ratio: float) -> float:
-        """The average with what its model says now: its seconds over the mean of all nodes."""
-        self._count = min(self._count + 1, _PACED)
-        self._average += (ratio - self._average) / self._count
-        return self._average
-
-
 class Node:
     """One P or D node.
 
@@ -97,7 +81,6 @@ class Node:
         draining: it gets no new request and leaves when the last one is done.
         model: its cost model, when it has one.
         engines: engine id of each data-parallel rank, for Mooncake.
-        pace: how fast it is beside the others.
         load: requests it works on.
         holding: prompts whose KV it keeps for a D node.
     """
@@ -111,7 +94,6 @@ class Node:
         self.model: NodeModel | None = None
         self.engines: dict[int, str] = {}
         self.prefix = PrefixIndex(spec.kv_tokens)
-        self.pace = Pace()
         self.load = Load(clock)
         self.holding = 0
         self.look_now = asyncio.Event()

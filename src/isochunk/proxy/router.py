@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import fmean
 
 from isochunk.proxy.errors import ProxyError
 from isochunk.proxy.nodes import Node, Pool
@@ -39,9 +38,6 @@ def choose_prefill(pool: Pool, prompt: Prompt, tokens: int, without: frozenset[s
 
     Seconds and tokens can't be compared, so queued tokens decide for all while one node has no model.
 
-    Each node refits its model to its last steps, and of two nodes alike one is soon predicted to be a tenth slower. A
-    tenth decides many a choice, so the nodes' models are averaged, and how they differ is averaged over time (`Pace`).
-
     Args:
         tokens: length of the prompt.
         without: names of nodes that have failed this request.
@@ -51,7 +47,7 @@ def choose_prefill(pool: Pool, prompt: Prompt, tokens: int, without: frozenset[s
     """
     nodes = _candidates(pool, without)
     if all(node.model is not None for node in nodes):
-        return min(_priced(nodes, prompt, tokens), key=_soonest)
+        return min((_priced(node, prompt, tokens) for node in nodes), key=_soonest)
     return min((_counted(node, prompt, tokens) for node in nodes), key=_queued_tokens)
 
 
@@ -79,18 +75,11 @@ def _cached(node: Node, prompt: Prompt, tokens: int) -> tuple[int, int]:
     return pieces, min(math.floor(tokens * pieces / (len(prompt.prints) + 1)), tokens - 1)
 
 
-def _priced(nodes: list[Node], prompt: Prompt, tokens: int) -> list[Choice]:
-    models = [node.model for node in nodes if node.model is not None]
-    whole = [model.price(tokens).busy_s for model in models]
-    typical = fmean(whole)
-    choices = []
-    for node, model, own in zip(nodes, models, whole, strict=True):
-        pieces, cached = _cached(node, prompt, tokens)
-        price = model.price(tokens, cached)
-        scale = node.pace.average(own / typical) * typical / own
-        ttft_s = node.load.backlog_s() + price.ttft_s * scale
-        choices.append(Choice(node, tokens - cached, pieces, price.busy_s * scale, ttft_s))
-    return choices
+def _priced(node: Node, prompt: Prompt, tokens: int) -> Choice:
+    assert node.model is not None
+    pieces, cached = _cached(node, prompt, tokens)
+    price = node.model.price(tokens, cached)
+    return Choice(node, tokens - cached, pieces, price.busy_s, node.load.backlog_s() + price.ttft_s)
 
 
 def _counted(node: Node, prompt: Prompt, tokens: int) -> Choice:

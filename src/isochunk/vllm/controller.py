@@ -120,7 +120,7 @@ class Controller:
         if model is None or not self.planning:
             return None
         other = sum(model.marginal(new, history) for new, history in decodes)
-        in_flight = [step.predicted_s for step in self._in_flight]
+        in_flight = [step.predicted_s for step in self._in_flight if step.parts]
         return self.planner.tokens(model, queue, more=more, other_seconds=other, in_flight=in_flight, between=between)
 
     def yielded(self, request_ids: Collection[str]) -> None:
