@@ -78,11 +78,12 @@ def one_cell(urls: dict[str, str], cell: Cell, requests: int, rounds: int) -> tu
     for index in range(rounds):
         generator = random.Random(index)
         tokens = [LENGTHS.draw(generator) for _ in range(requests)]
-        blocks = {}
+        blocks, told = {}, {}
         for name in random.sample(list(urls), len(urls)):
-            blocks[name], status = asyncio.run(one_round(urls[name], cell, tokens))
+            blocks[name], told[name] = asyncio.run(one_round(urls[name], cell, tokens))
             time.sleep(QUIET_S)
         measured.append(blocks)
+        status = told[PLAIN]
         most = {PLAIN: status["stages"], MORE: status["stages"] + 1}
         simulated.append(
             {name: simulated_block(status, ARM, cell, tokens, 0, in_flight=count) for name, count in most.items()}

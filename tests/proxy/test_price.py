@@ -61,6 +61,25 @@ def test_a_million_tokens_cost_microseconds_to_price() -> None:
     assert best < 1e-3
 
 
+def slower(factor: float, **limits: int) -> NodeModel:
+    return NodeModel(cost=CostModel(factor * 0.01, factor * 1e-5, factor * 1e-9), **{"stages": 4, **limits})
+
+
+def test_models_that_wobble_are_averaged_and_one_that_stays_is_followed() -> None:
+    model = slower(1.0)
+    for _ in range(100):
+        model = model.followed_by(slower(1.2)).followed_by(slower(0.8))
+    assert model.price(20_000).busy_s == pytest.approx(slower(1.0).price(20_000).busy_s, rel=0.02)
+    for _ in range(100):
+        model = model.followed_by(slower(1.2))
+    assert model.price(20_000).busy_s == pytest.approx(slower(1.2).price(20_000).busy_s, rel=0.02)
+
+
+@pytest.mark.parametrize("changed", [slower(2.0), slower(0.5), slower(1.0, stages=2), slower(1.0, max_chunk=4096)])
+def test_a_node_that_has_changed_is_believed_at_once(changed: NodeModel) -> None:
+    assert slower(1.0).followed_by(changed) is changed
+
+
 def test_a_nodes_status_is_read() -> None:
     model = read_status(STATUS)
     assert model == NodeModel(cost=CostModel(0.01, 1e-5, 1e-9), stages=4, max_chunk=8192, block=16)

@@ -7,23 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from isochunk.cli import workload as given
 from isochunk.cli.output import JsonOption, print_json, print_table
-from isochunk.cli.workload import (
-    ArrivalsOption,
-    BlockOption,
-    ConcurrencyOption,
-    LeastOption,
-    MostOption,
-    PrefixHitOption,
-    ProfileOption,
-    RateOption,
-    RequestsOption,
-    StagesOption,
-    StdOption,
-    TokensOption,
-    WorkloadOptions,
-    load_models,
-)
 
 if TYPE_CHECKING:
     from isochunk.simulator import Result
@@ -32,17 +17,17 @@ __all__ = ["simulate_command"]
 
 
 def simulate_command(
-    profile: ProfileOption,
-    stages: StagesOption = None,
-    tokens: TokensOption = None,
-    std: StdOption = None,
-    least: LeastOption = 1,
-    most: MostOption = None,
-    requests: RequestsOption = None,
-    concurrency: ConcurrencyOption = None,
-    rate: RateOption = None,
-    arrivals: ArrivalsOption = None,
-    prefix_hit: PrefixHitOption = 0.0,
+    profile: given.Profile,
+    stages: given.Stages = None,
+    tokens: given.Tokens = None,
+    std: given.Std = None,
+    least: given.Least = 1,
+    most: given.Most = None,
+    requests: given.Requests = None,
+    concurrency: given.Concurrency = None,
+    rate: given.Rate = None,
+    arrivals: given.Arrivals = None,
+    prefix_hit: given.PrefixHit = 0.0,
     max_model_len: Annotated[int | None, typer.Option(help="Refuse longer prompts.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of lengths and arrivals.")] = 0,
     policy: Annotated[list[str] | None, typer.Option(help="Policies to compare; repeatable.")] = None,
@@ -51,7 +36,7 @@ def simulate_command(
         float | None, typer.Option(help="Seconds a prompt waits before it may go between a longer one's steps.")
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Token budget of a step (max_num_batched_tokens).")] = 32768,
-    block: BlockOption = 16,
+    block: given.Block = 16,
     in_flight: Annotated[int | None, typer.Option(help="Steps in flight K; P when left out.")] = None,
     send: Annotated[float, typer.Option(help="Seconds from a stage to the next.")] = 0.0,
     return_: Annotated[float, typer.Option("--return", help="Seconds from the last stage to the scheduler.")] = 0.0,
@@ -67,7 +52,7 @@ def simulate_command(
     from isochunk.simulator import Deployment, simulate
 
     deployment = Deployment(
-        models=load_models(profile, stages),
+        models=given.load_models(profile, stages),
         max_tokens=max_tokens,
         block=block,
         in_flight=in_flight,
@@ -78,7 +63,7 @@ def simulate_command(
         cards=cards,
         cache_blocks=cache_blocks,
     )
-    options = WorkloadOptions(
+    options = given.WorkloadOptions(
         tokens=tokens,
         std=std,
         least=least,

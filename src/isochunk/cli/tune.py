@@ -7,23 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from isochunk.cli import workload as given
 from isochunk.cli.output import JsonOption, print_json, print_table
-from isochunk.cli.workload import (
-    ArrivalsOption,
-    BlockOption,
-    ConcurrencyOption,
-    LeastOption,
-    MostOption,
-    PrefixHitOption,
-    ProfileOption,
-    RateOption,
-    RequestsOption,
-    StagesOption,
-    StdOption,
-    TokensOption,
-    WorkloadOptions,
-    load_models,
-)
 from isochunk.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,19 +21,19 @@ _DYNAMIC = '--additional-config \'{"scheduler_config": {"profiling_chunk_config"
 
 
 def tune_command(
-    profile: ProfileOption,
-    stages: StagesOption = None,
-    tokens: TokensOption = None,
-    std: StdOption = None,
-    least: LeastOption = 1,
-    most: MostOption = None,
-    requests: RequestsOption = None,
-    concurrency: ConcurrencyOption = None,
-    rate: RateOption = None,
-    arrivals: ArrivalsOption = None,
-    prefix_hit: PrefixHitOption = 0.0,
+    profile: given.Profile,
+    stages: given.Stages = None,
+    tokens: given.Tokens = None,
+    std: given.Std = None,
+    least: given.Least = 1,
+    most: given.Most = None,
+    requests: given.Requests = None,
+    concurrency: given.Concurrency = None,
+    rate: given.Rate = None,
+    arrivals: given.Arrivals = None,
+    prefix_hit: given.PrefixHit = 0.0,
     layers: Annotated[int | None, typer.Option(help="Layers of the model, for the layer split.")] = None,
-    block: BlockOption = 16,
+    block: given.Block = 16,
     plot: Annotated[Path | None, typer.Option(help="Draw TTFT over fixed sizes with isochunk's point.")] = None,
     json: JsonOption = False,
 ) -> None:
@@ -56,7 +41,7 @@ def tune_command(
     from isochunk.simulator import Deployment
     from isochunk.simulator.tuning import PUBLISHED_SIZES, best_budget, budgets, sweep
 
-    options = WorkloadOptions(
+    options = given.WorkloadOptions(
         tokens=tokens,
         std=std,
         least=least,
@@ -67,7 +52,7 @@ def tune_command(
         trace=arrivals,
         prefix_hit=prefix_hit,
     )
-    deployment = Deployment(models=load_models(profile, stages), block=block)
+    deployment = Deployment(models=given.load_models(profile, stages), block=block)
 
     def workload() -> Any:
         return options.workload(block)

@@ -18,34 +18,34 @@ if TYPE_CHECKING:
     from isochunk.simulator import Lengths, Request, Workload
 
 __all__ = [
-    "ArrivalsOption",
-    "BlockOption",
-    "ConcurrencyOption",
-    "LeastOption",
-    "MostOption",
-    "PrefixHitOption",
-    "ProfileOption",
-    "RateOption",
-    "RequestsOption",
-    "StagesOption",
-    "StdOption",
-    "TokensOption",
+    "Arrivals",
+    "Block",
+    "Concurrency",
+    "Least",
+    "Most",
+    "PrefixHit",
+    "Profile",
+    "Rate",
+    "Requests",
+    "Stages",
+    "Std",
+    "Tokens",
     "WorkloadOptions",
     "load_models",
 ]
 
-ProfileOption = Annotated[Path, typer.Option(help="Profile file, or bare coefficients c0..c3 in JSON.")]
-StagesOption = Annotated[int | None, typer.Option(help="Pipeline stages P; not needed with stage models.")]
-TokensOption = Annotated[int | None, typer.Option(help="Length of each prompt, or mean with --std.")]
-StdOption = Annotated[float | None, typer.Option(help="Standard deviation: truncated normal lengths.")]
-LeastOption = Annotated[int, typer.Option(help="Shortest prompt of random lengths.")]
-MostOption = Annotated[int | None, typer.Option(help="Longest prompt of random lengths; alone: uniform.")]
-RequestsOption = Annotated[int | None, typer.Option(help="Number of prompts; 1, or 100 under load.")]
-ConcurrencyOption = Annotated[int | None, typer.Option(help="Closed loop of this many clients.")]
-RateOption = Annotated[float | None, typer.Option(help="Poisson arrivals a second.")]
-ArrivalsOption = Annotated[Path | None, typer.Option(help="Mooncake trace (JSONL) to replay.")]
-PrefixHitOption = Annotated[float, typer.Option(help="Share of each prompt in the KV cache.")]
-BlockOption = Annotated[int, typer.Option(help="KV block size.")]
+Profile = Annotated[Path, typer.Option(help="Profile file, or bare coefficients c0..c3 in JSON.")]
+Stages = Annotated[int | None, typer.Option(help="Pipeline stages P; not needed with stage models.")]
+Tokens = Annotated[int | None, typer.Option(help="Length of each prompt, or mean with --std.")]
+Std = Annotated[float | None, typer.Option(help="Standard deviation: truncated normal lengths.")]
+Least = Annotated[int, typer.Option(help="Shortest prompt of random lengths.")]
+Most = Annotated[int | None, typer.Option(help="Longest prompt of random lengths; alone: uniform.")]
+Requests = Annotated[int | None, typer.Option(help="Number of prompts; 1, or 100 under load.")]
+Concurrency = Annotated[int | None, typer.Option(help="Closed loop of this many clients.")]
+Rate = Annotated[float | None, typer.Option(help="Poisson arrivals a second.")]
+Arrivals = Annotated[Path | None, typer.Option(help="Mooncake trace (JSONL) to replay.")]
+PrefixHit = Annotated[float, typer.Option(help="Share of each prompt in the KV cache.")]
+Block = Annotated[int, typer.Option(help="KV block size.")]
 
 
 def load_models(profile: Path, stages: int | None) -> tuple[CostModel, ...]:

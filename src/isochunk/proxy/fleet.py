@@ -118,7 +118,9 @@ class Fleet:
             node.engines = _engines(node.spec.bootstrap, engines)
         try:
             status, answer = await self._get(node.url + "/isochunk/status")
-            node.model = read_status(answer) if status == 200 else None
+            model = read_status(answer) if status == 200 else None
+            known = node.model if node.alive else None  # one that was down may be a new process
+            node.model = known.followed_by(model) if known and model else model
         except TimeoutError:
             pass  # the engine answers between two steps; what is known of it stays
         except ModelError as error:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from isochunk.core.cost import CostModel
+from isochunk.core.cost import COEFFICIENTS, CostModel
 from isochunk.core.errors import ModelError
 
 __all__ = ["NodeModel", "Price", "read_status"]
+
+_FOLLOWED = 1 / 32  # of a difference each time that a node is asked; every five seconds, so within some minutes
+_CHANGED = 1.5  # a prompt that takes so many times longer or shorter than before: the node is another one now
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,20 @@ class NodeModel:
         histories = steps * start + new * (steps - 1) / 2
         busy = work + steps * self.cost.c0 + self.cost.c3 * histories
         return Price(busy, busy * (1 + (self.stages - 1) / steps))
+
+    def followed_by(self, newer: NodeModel) -> NodeModel:
+        """The model to route by when the node now says ``newer``: a small part of the way there.
+
+        Each node refits its model to its last steps, so of two nodes alike one is predicted a tenth slower than the
+        other for half a minute, then the other; that would decide many a choice between them. A node that has become
+        another one is believed at once.
+        """
+        limits = (self.stages, self.max_chunk, self.block) == (newer.stages, newer.max_chunk, newer.block)
+        ratio = newer.price(self.max_chunk).busy_s / self.price(self.max_chunk).busy_s
+        if not limits or not 1 / _CHANGED < ratio < _CHANGED:
+            return newer
+        pairs = [(getattr(self.cost, name), getattr(newer.cost, name)) for name in COEFFICIENTS]
+        return replace(self, cost=CostModel(*(old + _FOLLOWED * (new - old) for old, new in pairs)))
 
 
 def read_status(status: Any) -> NodeModel | None:
