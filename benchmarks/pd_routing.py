@@ -3,8 +3,8 @@
     python -m benchmarks.pd_routing
 
 Each P node has both its stages on one core, so that the two nodes don't share one; the model is the tiny random Qwen3
-cut to one layer a stage and two heads, so that a hundred prompts take a minute. The ways take turns in random order on
-the same nodes, with the same lengths and moments and fresh prompts. ``--utilisation`` is of the P nodes by their own
+cut to one layer a stage, so that a round of many prompts takes a minute. The ways take turns in random order on the
+same nodes, with the same lengths and moments and fresh prompts. ``--utilisation`` is of the P nodes by their own
 predictions; the D node, the servers' front ends and the client take their share of the same two cores on top.
 """
 
@@ -31,7 +31,7 @@ from isochunk.core.profile import default_folder
 from isochunk.proxy.price import read_status
 
 SHORTEST, LONGEST = 1000, 32_000
-SMALL = {**QWEN3, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+SMALL = {**QWEN3, "num_hidden_layers": 2}
 
 
 def lengths(count: int, seed: int) -> list[int]:
@@ -57,14 +57,14 @@ async def one_block(url: str, tokens: list[int], due_s: list[float]) -> list[flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=100)
+    parser.add_argument("--requests", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--utilisation", type=float, default=0.45)
     parser.add_argument("--connector", default="nixl")
     parser.add_argument("--output", type=Path, default=Path("results/pd-routing"))
     given = parser.parse_args()
     connector = need_connector(given.connector)
-    model = random_model(default_folder() / "models" / "tiny-qwen3-2-layers-2-heads", SMALL)
+    model = random_model(default_folder() / "models" / "tiny-qwen3-2-layers", SMALL)
     with ExitStack() as stack:
 
         def start(name: str, role: Role, stages: int, bind: str) -> Node:

@@ -31,7 +31,7 @@ PROBE_S, REFIT_S = 5.0, 30.0
 
 
 class Talk:
-    """What a node says of itself when it is asked: the true model, log-normally off by ``wobble`` in each half minute."""
+    """What a node says of itself: the true model, log-normally off by ``wobble`` in each half minute."""
 
     def __init__(self, node: Node, wobble: float, seed: str) -> None:
         self._node, self._wobble, self._rng = node, wobble, random.Random(seed)

@@ -48,8 +48,9 @@ _PACKAGES = {
     "nixl": ("nixl", "pip install --no-deps nixl-cu12 nixl"),
     "mooncake": (
         "mooncake",
-        "pip install mooncake-transfer-engine-non-cuda, and install Debian's libibverbs1, libnl-3-200 and "
-        "libnl-route-3-200 or what holds these libraries on your system",
+        # In 0.3.13 TCP connections stall when they were idle: kvcache-ai/Mooncake#4209.
+        "pip install mooncake-transfer-engine-non-cuda==0.3.12.post1, and install Debian's libibverbs1, libnl-3-200 "
+        "and libnl-route-3-200 or what holds these libraries on your system",
     ),
 }
 

@@ -120,6 +120,8 @@ class Fleet:
             status, answer = await self._get(node.url + "/isochunk/status")
             model = read_status(answer) if status == 200 else None
             known = node.model if node.alive else None  # one that was down may be a new process
+            if known and model and answer.get("source") == "guard":
+                return  # an alarm, which its next refit confirms or takes back
             node.model = known.followed_by(model) if known and model else model
         except TimeoutError:
             pass  # the engine answers between two steps; what is known of it stays
