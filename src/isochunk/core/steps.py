@@ -109,7 +109,7 @@ class StepPlanner:
             queue: prompts in the order in which they are served; not empty.
             more: prompts behind those.
             other_seconds: what decodes in the same step add to it.
-            in_flight: seconds of each step now in the pipeline.
+            in_flight: seconds of each step with prefill tokens now in the pipeline.
             between: the step goes between those of a longer prompt that sits it out (`Turns`).
         """
         if self.policy == "fixed" or (self.policy == "optimal" and self.stages == 1):
