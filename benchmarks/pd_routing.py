@@ -2,10 +2,11 @@
 
     python -m benchmarks.pd_routing
 
-Each P node has both its stages on one core, so that the two nodes don't share one; the model is the tiny random Qwen3
-cut to one layer a stage, so that a round of many prompts takes a minute. The ways take turns in random order on the
-same nodes, with the same lengths and moments and fresh prompts. ``--utilisation`` is of the P nodes by their own
-predictions; the D node, the servers' front ends and the client take their share of the same two cores on top.
+The nodes share few cores, so each stage of the P nodes is held to ``--stage-share`` of one (`benchmarks.stage_shares`):
+it is as fast when all is busy as when nothing is. The rest is left to the D node, the servers' front ends and the
+client. The model is the tiny random Qwen3 cut to one layer a stage, so that a round of many prompts takes minutes. The
+ways take turns in random order on the same nodes, with the same lengths and moments and fresh prompts.
+``--utilisation`` is of the P nodes by their own predictions. It takes 40 minutes.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from statistics import mean
 import httpx
 
 from benchmarks.load import poisson, random_requests
-from benchmarks.models import ENVIRON, QWEN3, options, random_model
+from benchmarks.models import ENVIRON, QWEN3, isochunk_options, options, random_model
 from benchmarks.routing_way import WAYS
+from benchmarks.stage_shares import share_cores
 from isochunk.bench.client import Server
 from isochunk.bench.load import send
-from isochunk.cli.pd_nodes import Node, Role, need_connector, running_node, running_proxy
+from isochunk.cli.pd_nodes import Connector, Node, Role, need_connector, running_node, running_proxy
 from isochunk.core.profile import default_folder
 from isochunk.proxy.price import read_status
 
@@ -52,30 +54,45 @@ async def one_block(url: str, tokens: list[int], due_s: list[float]) -> list[flo
     async with Server(url) as server:
         outcomes = await send(server, await random_requests(server, tokens, due_s=due_s), None)
     assert not any(outcome.error for outcome in outcomes), [outcome.error for outcome in outcomes]
-    return [outcome.answer.ttft_s for outcome in outcomes if outcome.answer]
+    return [round(outcome.answer.ttft_s, 4) for outcome in outcomes if outcome.answer]
+
+
+def start_nodes(stack: ExitStack, connector: Connector, share: float, logs: Path) -> tuple[list[Node], list[Node]]:
+    """Two P nodes and a D node, until ``stack`` ends."""
+    model = random_model(default_folder() / "models" / "tiny-qwen3-2-layers", SMALL)
+    held = stack.enter_context(share_cores(share)) if share < 1 else None
+
+    def start(name: str, role: Role, stages: int, cores: str) -> Node:
+        environ = {**ENVIRON, "VLLM_CPU_OMP_THREADS_BIND": cores, "OMP_NUM_THREADS": "1"}
+        environ["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GiB for each of the five workers; two million tokens at the least
+        chosen = ["--enforce-eager", *options("tiny-qwen3", LONGEST, stages=stages)]
+        chosen += isochunk_options(profile="off")  # a stored one may be of another share
+        log = logs / f"{name}.log"
+        return stack.enter_context(running_node(model, connector, role, chosen, log=log, environ=environ))
+
+    cores = sorted(os.sched_getaffinity(0))
+    first, second, third, fourth = (cores[stage * len(cores) // 4] for stage in range(4))
+    prefill = [
+        start("p0", "kv_producer", 2, f"{first}|{second}"),
+        start("p1", "kv_producer", 2, f"{third}|{fourth}"),
+    ]
+    decode = [start("d", "kv_consumer", 1, "nobind")]
+    assert held is None or len(held) == 4, f"{len(held)} of 4 stages have their share"
+    return prefill, decode
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=48)
+    parser.add_argument("--requests", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--utilisation", type=float, default=0.45)
+    parser.add_argument("--utilisation", type=float, default=0.5)
+    parser.add_argument("--stage-share", type=float, default=0.4, help="of a core; 1: no limit")
     parser.add_argument("--connector", default="nixl")
     parser.add_argument("--output", type=Path, default=Path("results/pd-routing"))
     given = parser.parse_args()
     connector = need_connector(given.connector)
-    model = random_model(default_folder() / "models" / "tiny-qwen3-2-layers", SMALL)
     with ExitStack() as stack:
-
-        def start(name: str, role: Role, stages: int, bind: str) -> Node:
-            environ = {**ENVIRON, "VLLM_CPU_OMP_THREADS_BIND": bind, "OMP_NUM_THREADS": "1"}
-            chosen = [*options("tiny-qwen3", LONGEST, stages=stages), "--enforce-eager"]
-            log = given.output / f"{name}.log"
-            return stack.enter_context(running_node(model, connector, role, chosen, log=log, environ=environ))
-
-        cores = sorted(os.sched_getaffinity(0))[:2]
-        prefill = [start(f"p{core}", "kv_producer", 2, f"{core}|{core}") for core in cores]
-        decode = [start("d", "kv_consumer", 1, "nobind")]
+        prefill, decode = start_nodes(stack, connector, given.stage_share, given.output)
         rate = given.utilisation * len(prefill) / mean(map(busy_s, prefill))
         proxies = {}
         for way in WAYS:
@@ -91,9 +108,11 @@ def main() -> None:
             times: dict[str, list[float]] = {}
             for way in random.sample(WAYS, len(WAYS)):
                 times[way] = asyncio.run(one_block(proxies[way], tokens, due))
+                for node in (*prefill, *decode):  # the proxy hides the death of one
+                    httpx.get(f"{node.url}/health", timeout=60).raise_for_status()
                 print(f"round {index + 1}, {way}: mean TTFT {mean(times[way]):.3f} s", flush=True)
             rounds.append(times)
-    (given.output / "samples.json").write_text(json.dumps({"rate": rate, "rounds": rounds}), encoding="utf-8")
+    (given.output / "samples.json").write_text(json.dumps({"rate": rate, "ttft_s": rounds}), encoding="utf-8")
     ours = [mean(times["predicted_seconds"]) for times in rounds]
     for way in WAYS[1:]:
         ratios = sorted(own / mean(times[way]) for own, times in zip(ours, rounds, strict=True))
