@@ -4,9 +4,9 @@
 
 The nodes share few cores, so each stage of the P nodes is held to ``--stage-share`` of one (`benchmarks.stage_shares`):
 it is as fast when all is busy as when nothing is. The rest is left to the D node, the servers' front ends and the
-client. The model is the tiny random Qwen3 cut to one layer a stage, so that a round of many prompts takes minutes. The
-ways take turns in random order on the same nodes, with the same lengths and moments and fresh prompts.
-``--utilisation`` is of the P nodes by their own predictions. It takes 40 minutes.
+client. Without it rounds scatter far more. The model is the tiny random Qwen3 cut to one layer a stage, so that a round
+of many prompts takes minutes. The ways take turns in random order on the same nodes, with the same lengths and moments
+and fresh prompts. ``--utilisation`` is of the P nodes by their own predictions. It takes 40 minutes.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--utilisation", type=float, default=0.5)
-    parser.add_argument("--stage-share", type=float, default=0.4, help="of a core; 1: no limit")
+    parser.add_argument("--stage-share", type=float, default=0.4, help="of a core, needs root; 1: no limit")
     parser.add_argument("--connector", default="nixl")
     parser.add_argument("--output", type=Path, default=Path("results/pd-routing"))
     given = parser.parse_args()
