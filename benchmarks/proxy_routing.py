@@ -17,6 +17,7 @@ import random
 import statistics
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 
 from isochunk.core.cost import CostModel
 from isochunk.proxy.config import NodeSpec, Role
@@ -45,7 +46,7 @@ class Talk:
                 self._refit += REFIT_S
                 factor = math.exp(self._rng.gauss(0, self._wobble))
                 cost = CostModel(*(factor * value for value in MODEL.cost.as_dict().values()))
-                self._says = NodeModel(cost=cost, stages=MODEL.stages, max_chunk=MODEL.max_chunk)
+                self._says = replace(MODEL, cost=cost)
             known = self._node.model
             self._node.model = known.followed_by(self._says) if known else self._says
             self._asked += PROBE_S
