@@ -36,8 +36,8 @@ from benchmarks.load import QUIET_S
 from benchmarks.models import ENVIRON, isochunk_options, options, tiny_qwen3
 from isochunk.bench.client import Server
 from isochunk.bench.prompts import PromptMaker
-from isochunk.cli.server import running_server
 from isochunk.core.cost import COEFFICIENTS, CostModel
+from isochunk.deployment.server import running_server
 
 FACTOR = 4.0
 PROMPTS = 5

@@ -28,7 +28,7 @@ import httpx
 
 from benchmarks.models import ENVIRON, isochunk_options, options, tiny_qwen3
 from isochunk.bench.text import Prose
-from isochunk.cli.server import running_server
+from isochunk.deployment.server import running_server
 
 REQUESTS, TOKENS = 5, 8000
 NAME = "tiny-qwen3"

@@ -23,7 +23,7 @@ from statistics import median
 from benchmarks.models import ENVIRON, MODELS, isochunk_options, options
 from isochunk.bench.client import Server
 from isochunk.bench.prompts import PromptMaker
-from isochunk.cli.server import running_server
+from isochunk.deployment.server import running_server
 
 FIXED_ROUNDS = 3
 

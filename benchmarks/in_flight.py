@@ -33,7 +33,7 @@ from benchmarks.under_load import (
     simulated_block,
 )
 from isochunk.bench.client import Server, Status
-from isochunk.cli.server import running_server
+from isochunk.deployment.server import running_server
 from isochunk.vllm import Scheduler
 from isochunk.vllm.shared_cores import PLUGIN
 

@@ -28,8 +28,8 @@ from benchmarks.routing_way import WAYS
 from benchmarks.stage_shares import share_cores
 from isochunk.bench.client import Server
 from isochunk.bench.load import send
-from isochunk.cli.pd_nodes import Connector, Node, Role, need_connector, running_node, running_proxy
 from isochunk.core.profile import default_folder
+from isochunk.deployment.pd_nodes import Connector, Node, Role, need_connector, running_node, running_proxy
 from isochunk.proxy.price import read_status
 
 SHORTEST, LONGEST = 1000, 32_000

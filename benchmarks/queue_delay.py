@@ -19,7 +19,7 @@ from benchmarks.load import QUIET_S, random_requests
 from benchmarks.models import ENVIRON, isochunk_options, options, tiny_qwen3
 from isochunk.bench.client import Server
 from isochunk.bench.load import send
-from isochunk.cli.server import running_server
+from isochunk.deployment.server import running_server
 
 LONG, SHORT = 32_000, 500
 MOMENTS_S = (0.0, 0.3, 0.6, 0.9)

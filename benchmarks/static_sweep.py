@@ -18,7 +18,7 @@ from benchmarks.models import ENVIRON, MODELS, options
 from isochunk.bench.compare import Comparison
 from isochunk.bench.summary import as_dict
 from isochunk.cli.compare import measure, print_comparison
-from isochunk.cli.server import running_server
+from isochunk.deployment.server import running_server
 
 
 def ratios(result: Comparison, tokens: int, over: str, under: str) -> list[float]:

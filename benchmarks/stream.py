@@ -30,7 +30,7 @@ ARMS = (("isochunk", "optimal", None), ("fixed 1024", "fixed", 1024), ("fixed 81
 def record(path: Path, requests: int, rounds: int) -> None:
     from benchmarks.models import ENVIRON, options
     from isochunk.cli.demo_model import demo_model
-    from isochunk.cli.server import running_server
+    from isochunk.deployment.server import running_server
 
     log = Path("results/stream/server.log")
     with running_server(demo_model(), options("smollm2", LONGEST), log=log, environ=ENVIRON) as url:

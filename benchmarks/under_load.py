@@ -30,8 +30,8 @@ from benchmarks.models import ENVIRON, options, tiny_qwen3
 from isochunk.bench.client import Server, Status
 from isochunk.bench.lengths import Normal
 from isochunk.bench.load import send
-from isochunk.cli.server import running_server
 from isochunk.core.cost import CostModel
+from isochunk.deployment.server import running_server
 from isochunk.simulator import ClosedLoop, Deployment, OpenLoop, Request, simulate
 from isochunk.vllm.shared_cores import PLUGIN
 

@@ -25,9 +25,10 @@ from pathlib import Path
 
 import httpx
 
+from isochunk.bench.handover import prompt_tokens
 from isochunk.cli.demo_model import ENVIRON, MODEL_NAME, demo_model
-from isochunk.cli.handover import prompt_tokens
-from isochunk.cli.pd_nodes import (
+from isochunk.deployment.launch import launch
+from isochunk.deployment.pd_nodes import (
     Connector,
     Node,
     Role,
@@ -36,8 +37,7 @@ from isochunk.cli.pd_nodes import (
     node_options,
     proxy_command,
 )
-from isochunk.cli.server import child_process, running_process
-from isochunk.vllm.launch import launch
+from isochunk.deployment.server import child_process, running_process
 from isochunk.vllm.shared_cores import PLUGIN
 
 HOSTS = {"p0a": "10.77.0.2", "p0b": "10.77.0.3", "p1": "10.77.0.4", "d0": "10.77.0.5", "d1": "10.77.0.6"}

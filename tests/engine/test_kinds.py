@@ -18,8 +18,8 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed: these tests start real servers")
 
 from benchmarks.models import ENVIRON, QWEN3, isochunk_options, options, random_model, tiny_qwen3
-from isochunk.cli.server import running_server
 from isochunk.core.errors import ConfigError
+from isochunk.deployment.server import running_server
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

@@ -15,12 +15,12 @@ pytest.importorskip("vllm", reason="vLLM is not installed: these tests start rea
 from benchmarks.models import isochunk_options
 from isochunk.bench.calibrate import Calibration, calibrate
 from isochunk.bench.client import Server
+from isochunk.bench.handover import Deployment, hand_over, prompt_tokens, verdict
 from isochunk.cli.chat import ask
 from isochunk.cli.demo_model import MODEL_NAME, QUESTION, demo_model
 from isochunk.cli.demo_pd import deployment
-from isochunk.cli.handover import Deployment, hand_over, prompt_tokens, verdict
-from isochunk.cli.pd_nodes import Connector, need_connector
 from isochunk.core.errors import ConfigError
+from isochunk.deployment.pd_nodes import Connector, need_connector
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 

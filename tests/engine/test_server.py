@@ -16,7 +16,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed: these tests start a r
 from benchmarks.models import ENVIRON, isochunk_options, options
 from isochunk import CostModel, plan
 from isochunk.cli.demo_model import demo_model
-from isochunk.cli.server import running_server
+from isochunk.deployment.server import running_server
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

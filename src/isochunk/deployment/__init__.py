@@ -1,0 +1,1 @@
+"""What people write to start nodes: reading it, what is wrong with it, and starting it."""
