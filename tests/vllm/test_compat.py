@@ -1,14 +1,34 @@
+import sys
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from isochunk.core.errors import ConfigError
-from isochunk.vllm import compat
+from isochunk.vllm import compat, versions
 
 
-def test_the_installed_version_is_the_one_tried() -> None:
-    assert compat.vllm_version().split("+")[0] == compat.TRIED
+def test_the_installed_version_is_one_of_those_isochunk_is_made_for() -> None:
+    assert versions.unknown(compat.vllm_version()) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ("0.22.1", "older"),
+        ("0.23.0", None),
+        ("0.27.1+cpu", None),
+        ("0.33.0rc2", None),
+        ("0.34.0", "newer"),
+        ("1.0.0", "newer"),
+        ("dev", "no release"),
+        ("0.0.0.dev1+g123", "no release"),
+    ],
+)
+def test_versions_outside_the_range_are_told(version: str, said: str | None) -> None:
+    told = versions.unknown(version)
+    assert (told is None) if said is None else (told is not None and said in told and versions.supported() in told)
 
 
 def test_patching_twice_calls_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,9 +83,9 @@ def test_readers_nap_where_they_would_spin(monkeypatch: pytest.MonkeyPatch) -> N
     waited: list[int | None] = []
     naps: list[float] = []
     monkeypatch.setattr(SpinCondition, "wait", lambda self, timeout_ms=None: waited.append(timeout_ms))
-    monkeypatch.setattr(compat.time, "sleep", naps.append)
+    monkeypatch.setattr(time, "sleep", naps.append)
     compat.nap_in_queues(0.25)
-    now = compat.time.monotonic()
+    now = time.monotonic()
     SpinCondition.wait(SimpleNamespace(last_read=now, busy_loop_s=1000), 7)
     assert (naps, waited) == ([0.25], [])
     SpinCondition.wait(SimpleNamespace(last_read=now, busy_loop_s=-1), 7)
@@ -77,7 +97,7 @@ def test_nixl_agents_get_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.distributed import nixl_utils
 
     wrapper = nixl_utils._load_nixl_attr("NixlWrapper")
-    bindings = compat.sys.modules[wrapper.__module__].nixlBind
+    bindings = sys.modules[wrapper.__module__].nixlBind
     monkeypatch.setattr(bindings, "nixlAgent", lambda name, config: (name, config.pthrDelay))
     monkeypatch.setattr(nixl_utils, "_load_nixl_attr", lambda name: wrapper)
     compat.nap_in_nixl(500e-6)

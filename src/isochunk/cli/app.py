@@ -10,6 +10,7 @@ import typer
 from isochunk import __version__
 from isochunk.cli import bench, calibrate, check, compare, demo, fit, plan, proxy, serve, simulate, tune
 from isochunk.core.errors import IsochunkError
+from isochunk.vllm.versions import supported
 
 __all__ = ["app", "main"]
 
@@ -35,7 +36,7 @@ app.command("tune")(tune.tune_command)
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"isochunk {__version__}")
+        typer.echo(f"isochunk {__version__}, for {supported()}")
         raise typer.Exit
 
 

@@ -31,7 +31,6 @@ class NarrowedScheduler:
     block_size: int
     connector: Any
     current_step: int
-    max_num_active_reqs: int
     max_num_scheduled_tokens: int
     num_spec_tokens: int
     requests: dict[str, Any]
@@ -130,7 +129,7 @@ class NarrowedScheduler:
 
     def _add_waiting(self, queue: list[Prefill], now: float) -> int:
         """Append waiting prompts with their prefix hits; returns how many are behind those looked at."""
-        room = max(min(_QUEUE, self.max_num_active_reqs - len(self.running)), 0)
+        room = max(min(_QUEUE, compat.most_active(self) - len(self.running)), 0)
         waiting, more = compat.prefill_requests(self, room)
         step = self.current_step
         alone = not queue  # nothing has begun, so vLLM will take the first that waits

@@ -24,6 +24,7 @@ from isochunk.vllm.config import ChunkConfig
 from isochunk.vllm.controller import Controller
 from isochunk.vllm.probe import PREFIX, Probe, probe_chunks
 from isochunk.vllm.settings import profile_key
+from isochunk.vllm.versions import supported
 
 __all__ = ["Session"]
 
@@ -115,6 +116,7 @@ class Session:
         """Plain data for the status endpoint."""
         return {
             "version": isochunk.__version__,
+            "vllm": {"version": compat.vllm_version(), "supported": supported()},
             **self.controller.as_dict(),
             "block_size": self._scheduler.block_size,
             "profile": str(self._path) if self._path else None,
@@ -196,8 +198,7 @@ class Session:
 
     def _probe_chunks(self) -> list[int]:
         """Steps of the longest probe prompt: what the model takes and nine tenths of the KV cache hold."""
-        config = self._scheduler.vllm_config
-        held = int(config.cache_config.kv_cache_size_tokens or self._scheduler.max_model_len)
+        held = compat.kv_cache_tokens(self._scheduler)
         tokens = max(min(int(self._scheduler.max_model_len) - 1, held * 9 // 10), 1)
         planner = self.controller.planner
         return probe_chunks(tokens, planner.max_chunk, planner.block)

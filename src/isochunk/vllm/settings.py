@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 from isochunk.core.errors import ConfigError
-from isochunk.vllm import compat, shared_cores
+from isochunk.vllm import compat, shared_cores, versions
 from isochunk.vllm.config import KEY, ChunkConfig, read_config
 
 __all__ = ["SCHEDULERS", "check_engine", "chunk_config", "profile_key", "select_scheduler"]
@@ -83,8 +83,8 @@ def check_engine(vllm_config: Any) -> None:
             "isochunk: asynchronous scheduling is on at a prefill node, where it gains nothing; "
             "consider --no-async-scheduling"
         )
-    if compat.vllm_version().split("+")[0] != compat.TRIED:
-        logger.warning("isochunk: tried with vLLM %s, this is %s", compat.TRIED, compat.vllm_version())
+    if (why := versions.unknown(compat.vllm_version())) is not None:
+        logger.warning("isochunk: %s", why)
 
 
 def profile_key(vllm_config: Any) -> dict[str, Any]:

@@ -68,7 +68,8 @@ class Engine:
 
     def __init__(self, config: Any, *, blocks: int = 20_000, in_flight: int = 2) -> None:
         config.cache_config.num_gpu_blocks = blocks
-        config.cache_config.kv_cache_size_tokens = blocks * BLOCK
+        if hasattr(config.cache_config, "kv_cache_size_tokens"):  # not in vLLM 0.23
+            config.cache_config.kv_cache_size_tokens = blocks * BLOCK
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=config.model_config.dtype)
         self.scheduler = config.scheduler_config.get_scheduler_cls()(
             vllm_config=config,

@@ -1,0 +1,56 @@
+"""Every coupling to vLLM's inside: why, which versions, when it can go, how it fails, its test.
+
+| file | couplings |
+| --- | --- |
+| `engine.py` | what vLLM does at start-up: its configuration, its engine loop, methods of its engine |
+| `scheduling.py` | what a step reads and sets: queues, prefix hits, requests |
+| `routes.py` | the HTTP routes and the server's keys |
+| `few_cores.py` | the CPU build with more processes than cores |
+| `names.py` | every name and signature that a step needs, looked at before the first one |
+| `patching.py` | how a name is replaced, and what is said when it is gone |
+
+The versions are `isochunk.vllm.versions`; "forms" below names what is older than 0.31, and can go with the last
+version that has it. Each function that patches raises `ConfigError` when the name it needs is gone, so that an
+upgrade fails at start-up and says so, instead of serving without isochunk. Tests: tests/vllm/test_compat.py, on
+every version by `python -m tests.versions`.
+"""
+
+from isochunk.vllm.compat.engine import add_engine_methods, after_engine_config, before_busy_loop
+from isochunk.vllm.compat.few_cores import device_index_of_cpu, keep_cores, nap_in_nixl, nap_in_queues, runs_on_cpu
+from isochunk.vllm.compat.patching import vllm_version
+from isochunk.vllm.compat.routes import token_is_valid
+from isochunk.vllm.compat.scheduling import (
+    ExternalHits,
+    aborted_status,
+    alignment,
+    kv_cache_tokens,
+    most_active,
+    passed_over,
+    prefill_requests,
+    prefix_hit,
+    probe_request,
+    without_prefix_cache,
+)
+
+__all__ = [
+    "ExternalHits",
+    "aborted_status",
+    "add_engine_methods",
+    "after_engine_config",
+    "alignment",
+    "before_busy_loop",
+    "device_index_of_cpu",
+    "keep_cores",
+    "kv_cache_tokens",
+    "most_active",
+    "nap_in_nixl",
+    "nap_in_queues",
+    "passed_over",
+    "prefill_requests",
+    "prefix_hit",
+    "probe_request",
+    "runs_on_cpu",
+    "token_is_valid",
+    "vllm_version",
+    "without_prefix_cache",
+]
