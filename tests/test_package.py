@@ -11,13 +11,9 @@ def test_public_names_are_these() -> None:
 
 def test_import_is_light() -> None:
     code = (
-        "import time, sys; t = time.perf_counter(); import isochunk; t = time.perf_counter() - t; "
+        "import sys, isochunk; "
         "heavy = {'scipy', 'pydantic', 'typer', 'rich', 'vllm', 'torch', 'httpx', 'matplotlib'} & set(sys.modules); "
-        "print(t, sorted(heavy))"
+        "print(sorted(heavy))"
     )
-    runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split(" ", 1)
-        for _ in range(3)
-    ]
-    assert min(float(seconds) for seconds, _ in runs) < 0.3
-    assert {heavy.strip() for _, heavy in runs} == {"[]"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

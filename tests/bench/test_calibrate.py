@@ -117,11 +117,11 @@ def test_policy_is_put_back_when_cancelled(url, fake):
     async def main():
         task = asyncio.current_task()
         async with Server(url) as server:
-            await calibrate(server, tokens=512, requests=99, seed=1, progress=lambda turn: task.cancel())
+            return await calibrate(server, tokens=512, requests=99, seed=1, progress=lambda turn: task.cancel())
 
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(main())
-    assert len(fake.received) == 1
+    result = asyncio.run(main())
+    assert len(result.turns) == len(fake.received) == 1
+    assert result.warnings[0] == "ended early, 1 prompts are kept: interrupted"
     assert (fake.policy, fake.chunk) == ("first_chunk", 4096)
 
 

@@ -1,4 +1,5 @@
 import asyncio
+import json
 import socket
 import time
 
@@ -120,7 +121,41 @@ class Silent(FakePrefill):
         yield "data: [DONE]\n\n"
 
 
-@pytest.mark.parametrize(("kind", "message"), [(Failing, "out of memory"), (Silent, "without a token")])
+class Odd(FakePrefill):
+    """Its model writes what other programs take for the end of a line."""
+
+    async def _answer(self, prompt, output, request_id):
+        for text in ("a\u2028b", "c\u0085d", "\x0b\x0c\x1c\x1d\x1e\u2029"):
+            yield f"data: {json.dumps({'choices': [{'index': 0, 'text': text}]}, ensure_ascii=False)}\n\n"
+        yield "data: [DONE]\n\n"
+
+
+def test_whatever_the_model_writes_is_read():
+    with serving(Odd()) as url:
+        answer = call(url, "complete", range(10))
+    assert answer.text == "a\u2028bc\u0085d\x0b\x0c\x1c\x1d\x1e\u2029"
+    assert len(answer.gaps_s) == 2
+
+
+class Garbled(FakePrefill):
+    async def _answer(self, prompt, output, request_id):
+        yield "data: {oops\n\n"
+
+
+class Listing(FakePrefill):
+    async def _answer(self, prompt, output, request_id):
+        yield "data: [1, 2]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Garbled, "no JSON .*{oops"),
+        (Listing, "no JSON object"),
+        (Failing, "out of memory"),
+        (Silent, "without a token"),
+    ],
+)
 def test_answer_that_breaks_off_is_an_error(kind, message):
     with serving(kind()) as url, pytest.raises(ServerError, match=message):
         call(url, "complete", range(10))

@@ -3,11 +3,13 @@ from itertools import groupby
 
 import pytest
 from spoilt_fakes import Cutting, Decoding, Guarded, Meddling, Shared
+from starlette.responses import JSONResponse
 
 from isochunk.bench.arms import Arm, policy_arms, sweep_arms
 from isochunk.bench.client import Server
 from isochunk.bench.compare import compare, different_arms
 from isochunk.bench.fake import FakePrefill, serving
+from isochunk.bench.summary import verdict
 from isochunk.core.errors import ConfigError, ServerError
 
 ARMS = policy_arms(["fixed", "first_chunk", "optimal"], 8192)
@@ -61,11 +63,53 @@ def test_policy_is_put_back_when_cancelled(url, fake):
     async def main():
         task = asyncio.current_task()
         async with Server(url) as server:
-            await compare(server, arms=ARMS, lengths=[512], rounds=9, seed=1, progress=lambda sample: task.cancel())
+            return await compare(
+                server, arms=ARMS, lengths=[512], rounds=9, seed=1, progress=lambda sample: task.cancel()
+            )
 
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(main())
+    result = asyncio.run(main())
+    assert len(result.samples) == 1
+    assert result.warnings == ["ended early, 1 samples are kept: interrupted"]
     assert (fake.policy, fake.chunk) == ("first_chunk", 4096)
+
+
+class Breaking(FakePrefill):
+    """From prompt ``first`` on it fails ``times`` prompts, some in the middle and some before their beginning."""
+
+    def __init__(self, first, times):
+        super().__init__()
+        self.failing = range(first, first + times)
+
+    async def _completions(self, request):
+        if len(self.received) in self.failing and len(self.received) % 2:
+            self.received.append([])
+            return JSONResponse({"error": {"message": "the engine is dead"}}, 500)
+        return await super()._completions(request)
+
+    async def _answer(self, prompt, output, request_id):
+        if len(self.received) - 1 in self.failing:
+            raise RuntimeError("the connection ends here")
+        async for event in super()._answer(prompt, output, request_id):
+            yield event
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_prompt_that_a_failure_broke_off_is_sent_again():
+    with serving(Breaking(first=5, times=2)) as url:
+        result = run(url, lengths=[512], rounds=2)
+    assert len(result.clean) == len(result.samples) == 6
+    assert result.ended is None
+    assert len(result.warnings) == 2
+    assert all(warning.startswith("sent again after: ") for warning in result.warnings)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_was_measured_before_the_server_failed_for_good_is_kept():
+    with serving(Breaking(first=9, times=10**6)) as url:
+        result = run(url, lengths=[512], rounds=9, patience_s=0.0)
+    assert len(result.samples) == 9 - 3  # three of them warmed the server up
+    assert result.warnings[0].startswith("ended early, 6 samples are kept: ")
+    assert "At 512 tokens" in verdict(result)
 
 
 def test_spoilt_samples_are_measured_again():

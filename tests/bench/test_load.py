@@ -12,6 +12,8 @@ from isochunk.bench.load_summary import line, summarise, warnings
 from isochunk.core.cost import CostModel
 from isochunk.core.errors import ConfigError
 
+DONE = "data: [DONE]\n\n"
+
 
 def run(url, load):
     async def main():
@@ -23,21 +25,30 @@ def run(url, load):
 
 
 class Counting(FakePrefill):
-    """Notes how many requests are under way when each arrives."""
+    """Notes how many requests are under way when each arrives, and answers none before ``gather`` of them are."""
 
-    def __init__(self, **options):
+    def __init__(self, gather=1, **options):
         super().__init__(**options)
         self.under_way = []
+        self._here = 0
+        self._gather = gather
+        self._enough = asyncio.Event()
 
     async def _answer(self, prompt, output, request_id):
-        self.under_way.append(self.running + self.waiting + 1)
+        self._here += 1
+        self.under_way.append(self._here)
+        if self._here >= self._gather:
+            self._enough.set()
+        await self._enough.wait()
         async for event in super()._answer(prompt, output, request_id):
+            if event == DONE:
+                self._here -= 1
             yield event
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_no_more_are_under_way_than_asked_for(concurrency):
-    fake = Counting()
+    fake = Counting(gather=concurrency)
     with serving(fake) as url:
         _, outcomes = run(url, Load(requests=12, lengths=Fixed(500), concurrency=concurrency))
     assert max(fake.under_way) == concurrency
@@ -45,14 +56,12 @@ def test_no_more_are_under_way_than_asked_for(concurrency):
 
 
 def test_rate_sends_when_due_however_many_are_under_way():
-    fake = Counting(model=CostModel(0.05, 1e-9, 0.0))  # serves 10 a second
+    fake = Counting(gather=10)  # it answers when all are there: none may wait for an answer
     with serving(fake) as url:
         _, outcomes = run(url, Load(requests=10, lengths=Fixed(32), concurrency=None, rate=50.0, seed=3))
-    assert max(fake.under_way) > 3
-    late = [o.sent_s - o.request.due_s for o in outcomes]
-    assert min(late) >= 0
-    assert sorted(late)[5] < 0.15
-    assert outcomes[-1].answer.ttft_s > 0.3  # it waited behind the others
+    assert max(fake.under_way) == 10
+    assert min(o.sent_s - o.request.due_s for o in outcomes) >= 0
+    assert [o.request.tokens for o in outcomes if o.answer] == [32] * 10
 
 
 def test_arrivals_are_a_poisson_process(url):
@@ -127,6 +136,21 @@ def test_failed_requests_are_counted_and_the_others_go_on():
 class Cutting(FakePrefill):
     def _answer(self, prompt, output, request_id):
         return super()._answer(prompt[:30], output, request_id)
+
+
+def test_interrupted_it_returns_what_has_come_back():
+    fake = FakePrefill()
+
+    async def main(url):
+        task = asyncio.current_task()
+        async with Server(url) as server:
+            requests = await prepare(server, Load(requests=50, lengths=Fixed(10)))
+            return await send(server, requests, 1, lambda outcome: task.cancel()), server.notes
+
+    with serving(fake) as url:
+        outcomes, notes = asyncio.run(main(url))
+    assert [outcome.answer is None for outcome in outcomes] == [False]
+    assert notes == ["interrupted: 49 of 50 requests are missing"]
 
 
 def test_cut_prompts_are_said():

@@ -82,8 +82,10 @@ def test_ctrl_c_puts_the_policy_back():
     with serving(fake) as url:
         command = [*ISOCHUNK, "calibrate", "--url", url, "--tokens", "512", "--requests", "50"]
         fake.client = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        _, errors = fake.client.communicate(timeout=60)
+        shown, errors = fake.client.communicate(timeout=60)
     assert fake.client.returncode != 0
+    assert "ended early, 2 prompts are kept: interrupted" in errors
+    assert "Cost model, seconds" in shown
     assert "Traceback" not in errors
     assert len(fake.received) == 3
     assert (fake.policy, fake.chunk) == ("first_chunk", 2048)

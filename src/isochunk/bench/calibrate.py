@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
@@ -9,9 +10,9 @@ from typing import Any
 
 from isochunk.bench.arms import Arm
 from isochunk.bench.client import Server, Status
-from isochunk.bench.solo import Solo, Turn, check_lengths, left_out, policy_restored
+from isochunk.bench.solo import PATIENCE_S, Solo, Turn, check_lengths, ended_by, left_out, policy_restored
 from isochunk.core.cost import CostModel
-from isochunk.core.errors import ConfigError
+from isochunk.core.errors import ConfigError, ServerError
 from isochunk.core.flowshop import makespan
 
 __all__ = ["Calibration", "as_dict", "calibrate", "verdict"]
@@ -31,6 +32,8 @@ class Calibration:
         before: the server's status as it was found.
         after: its status when the last prompt had its first token.
         turns: the prompts in the order in which they were sent, the disturbed ones included.
+        notes: what the client noticed under way.
+        ended: why it ended before all prompts were sent; None when it did not.
     """
 
     url: str
@@ -40,6 +43,8 @@ class Calibration:
     before: Status
     after: Status
     turns: tuple[Turn, ...] = field(repr=False)
+    notes: tuple[str, ...] = ()
+    ended: str | None = None
 
     @property
     def clean(self) -> list[Turn]:
@@ -68,8 +73,9 @@ class Calibration:
 
     @property
     def warnings(self) -> list[str]:
-        """What spoilt prompts, and what kept the server from learning."""
-        warnings = left_out(turn.disturbed for turn in self.turns)
+        """Why it ended early, what spoilt prompts, and what kept the server from learning."""
+        warnings = [f"ended early, {len(self.turns)} prompts are kept: {self.ended}"] if self.ended else []
+        warnings += [*self.notes, *left_out(turn.disturbed for turn in self.turns)]
         if guarded := sum(turn.record["policy"] != "optimal" for turn in self.clean):
             warnings.append(f"{guarded} x isochunk's guard used vLLM's own chunks after a plan did harm (counted in)")
         if self.before["policy"] != "optimal":
@@ -94,40 +100,51 @@ async def calibrate(
     requests: int,
     seed: int,
     front: Server | None = None,
+    patience_s: float = PATIENCE_S,
     progress: Callable[[Turn], None] = lambda turn: None,
 ) -> Calibration:
     """Send ``requests`` fresh prompts of exactly ``tokens`` tokens, one at a time, one output token each.
 
     The server plans them with its own policy ``optimal``; another policy is put back at the end, also when
-    the calibration is cancelled.
+    the calibration is cancelled. What was measured before that, or before the server failed for good, is returned.
 
     Args:
         tokens: None for the longest prompt that the server takes.
         front: where the prompts are sent when a proxy stands in front of ``server``.
+        patience_s: seconds for which a prompt that a failure broke off is tried again.
         progress: called after each prompt.
 
     Raises:
         ConfigError: the prompts don't fit the server.
-        ServerError: the server can't be reached, refuses, or is busy with other requests.
+        ServerError: the server can't be reached, refuses, or is busy with other requests, and nothing was measured.
     """
     if requests < 1:
         raise ConfigError(f"requests = {requests} must be at least 1")
-    async with policy_restored(server) as found:
-        tokens = await _longest(server) if tokens is None else tokens
-        await check_lengths(server, [tokens])
-        solo = Solo(server, seed, front=front)
-        turns: list[Turn] = []
-        for _ in range(requests):
-            turns.append(await solo.turn(tokens, _OPTIMAL))
-            progress(turns[-1])
+    tokens = await _longest(server) if tokens is None else tokens
+    await check_lengths(server, [tokens])
+    name = await server.model()
+    turns: list[Turn] = []
+    ended = None
+    try:
+        async with policy_restored(server) as found:
+            solo = Solo(server, seed, front=front)
+            for _ in range(requests):
+                turns.append(await solo.turn(tokens, _OPTIMAL, patience_s=patience_s if turns else 0.0))
+                progress(turns[-1])
+    except (ServerError, asyncio.CancelledError) as error:
+        if not turns:
+            raise
+        ended = ended_by(error)
     return Calibration(
         url=server.url,
-        name=await server.model(),
+        name=name,
         tokens=tokens,
         seed=seed,
         before=found,
         after=turns[-1].after,
         turns=tuple(turns),
+        notes=(*server.notes, *(front.notes if front not in (None, server) else ())),
+        ended=ended,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from isochunk.bench import trouble
-from isochunk.core.errors import ServerError
+from isochunk.core.errors import BrokenAnswerError, ServerError
 
 if TYPE_CHECKING:
     import httpx
@@ -23,6 +24,7 @@ __all__ = ["Answer", "Server", "Status"]
 Status = dict[str, Any]
 
 _CONNECT_SECONDS = 10.0
+_NO_ROUTE = (404, 405, 501)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,7 @@ class Server:
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout: float = 900.0) -> None:
         httpx = trouble.need_httpx()
+        self._notes: Counter[str] = Counter()
         self.url = url.rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
@@ -92,6 +95,15 @@ class Server:
     ) -> None:
         await self._http.__aexit__(kind, error, trace)
 
+    def note(self, text: str) -> None:
+        """Remember something about this server that whoever reads the results should know."""
+        self._notes[text] += 1
+
+    @property
+    def notes(self) -> list[str]:
+        """What was noted, each once, with how often where that was more than once."""
+        return [text if count == 1 else f"{count} x {text}" for text, count in self._notes.items()]
+
     async def status(self) -> Status:
         """What isochunk says about itself on this server."""
         return await self._json("GET", "/isochunk/status")
@@ -109,10 +121,15 @@ class Server:
         limit = (await self._card()).get("max_model_len")
         return None if limit is None else int(limit)
 
-    async def tokenize(self, text: str) -> list[int]:
-        """Token ids of a text, with the special tokens that the model puts before a prompt."""
-        answer = await self._json("POST", "/tokenize", {"model": await self.model(), "prompt": text})
-        return [int(token) for token in answer["tokens"]]
+    async def tokenize(self, text: str) -> list[int] | None:
+        """Token ids of a text, with the special tokens that the model puts before a prompt.
+
+        None where there is no such route, as on most proxies.
+        """
+        response = await self._answer("POST", "/tokenize", {"model": await self.model(), "prompt": text})
+        if response.status_code in _NO_ROUTE:
+            return None
+        return [int(token) for token in self._read(response, "/tokenize")["tokens"]]
 
     async def complete(self, prompt: Sequence[int], *, output_tokens: int = 1) -> Answer:
         """Send a prompt of token ids, stream exactly ``output_tokens`` tokens back, and time them."""
@@ -146,7 +163,7 @@ class Server:
                     text.append(event["choices"][0].get("text") or "")
                 usage = event.get("usage") or usage
         if not arrivals:
-            raise ServerError(f"{self.url} ended a completion without a token; look at the server's log")
+            raise BrokenAnswerError(f"{self.url} ended a completion without a token; look at the server's log")
         details = usage.get("prompt_tokens_details") or {}
         return Answer(
             request_id=request_id,
@@ -168,11 +185,17 @@ class Server:
         return self._model
 
     async def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        httpx = trouble.need_httpx()
+        return self._read(await self._answer(method, path, body), path)
+
+    async def _answer(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
+        library = trouble.need_httpx()
         try:
-            response = await self._http.request(method, path, json=body)
-        except httpx.HTTPError as error:
+            response: httpx.Response = await self._http.request(method, path, json=body)
+        except library.HTTPError as error:
             raise trouble.unreachable(self.url, error) from error
+        return response
+
+    def _read(self, response: httpx.Response, path: str) -> dict[str, Any]:
         if response.is_error:
             raise trouble.refusal(self.url, path, response)
         try:
@@ -195,11 +218,23 @@ class Server:
             raise trouble.unreachable(self.url, error) from error
 
     async def _events(self, response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
-        async for line in response.aiter_lines():
-            data = line.removeprefix("data:").strip()
-            if not line.startswith("data:") or data == "[DONE]":
-                continue
+        # httpx's own lines end at U+2028 and U+0085 too, which a model may write inside an event.
+        from httpx_sse import EventSource, SSEError
+
+        try:
+            async for sent in EventSource(response).aiter_sse():
+                if sent.data != "[DONE]":
+                    yield self._event(sent.data)
+        except SSEError as error:
+            raise ServerError(f"{self.url} did not stream its answer ({error}); is this vLLM's server?") from error
+
+    def _event(self, data: str) -> dict[str, Any]:
+        try:
             event = json.loads(data)
-            if "error" in event:
-                raise ServerError(f"{self.url} failed in the middle of an answer: {trouble.message(event)}")
-            yield event
+        except ValueError as error:
+            raise BrokenAnswerError(f"{self.url} sent an event that is no JSON ({error}): {data[:200]!r}") from error
+        if not isinstance(event, dict):
+            raise BrokenAnswerError(f"{self.url} sent an event that is no JSON object: {data[:200]!r}")
+        if event.get("error"):
+            raise BrokenAnswerError(f"{self.url} failed in the middle of an answer: {trouble.message(event)}")
+        return event

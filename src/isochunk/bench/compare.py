@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from random import Random
 
 from isochunk.bench.arms import Arm
 from isochunk.bench.client import Server
 from isochunk.bench.results import Comparison, Sample
-from isochunk.bench.solo import Solo, check_lengths, policy_restored
-from isochunk.core.errors import ConfigError
+from isochunk.bench.solo import PATIENCE_S, Solo, check_lengths, ended_by, policy_restored
+from isochunk.core.errors import ConfigError, ServerError
 
 __all__ = ["compare", "different_arms"]
 
@@ -23,19 +24,22 @@ async def compare(
     lengths: Sequence[int],
     rounds: int,
     seed: int,
+    patience_s: float = PATIENCE_S,
     progress: Callable[[Sample], None] = lambda sample: None,
 ) -> Comparison:
     """Measure every arm at every length ``rounds`` times, in random order, every prompt fresh.
 
     The arms of one length follow each other directly, so that a round's ratios see the same machine. The
-    server's policy is put back at the end, also when the comparison is cancelled.
+    server's policy is put back at the end, also when the comparison is cancelled. What was measured before a
+    cancellation, or before the server failed for good, is returned as a comparison that `ended` early.
 
     Args:
+        patience_s: seconds for which a prompt that a failure of the server or the network broke off is tried again.
         progress: called with each sample that counts.
 
     Raises:
         ConfigError: a length does not fit the server.
-        ServerError: the server can't be reached, refuses, or is busy with other requests.
+        ServerError: the server can't be reached, refuses, or is busy with other requests, and nothing was measured.
     """
     if not arms or not lengths or rounds < 1:
         raise ConfigError(f"{len(arms)} policies, {len(lengths)} lengths and {rounds} rounds: give at least 1 of each")
@@ -43,24 +47,34 @@ async def compare(
     solo = Solo(server, seed)
     order = Random(seed)
     samples: list[Sample] = []
-    async with policy_restored(server):
-        await _warm_up(solo, arms, lengths)
-        for number in range(rounds):
-            for tokens in order.sample(list(lengths), len(lengths)):
-                different = different_arms(arms, tokens)
-                for arm in order.sample(different, len(different)):
-                    samples += await _measure(solo, number, tokens, arm)
-                    progress(samples[-1])
-        status = await server.status()
+    ended = None
+    model = await server.model()
+    try:
+        async with policy_restored(server) as found:
+            status = found
+            await _warm_up(solo, arms, lengths)
+            for number in range(rounds):
+                for tokens in order.sample(list(lengths), len(lengths)):
+                    different = different_arms(arms, tokens)
+                    for arm in order.sample(different, len(different)):
+                        samples += await _measure(solo, number, tokens, arm, patience_s)
+                        progress(samples[-1])
+            status = await server.status()
+    except (ServerError, asyncio.CancelledError) as error:
+        if not samples:
+            raise
+        ended = ended_by(error)
     return Comparison(
         url=server.url,
-        model=await server.model(),
+        model=model,
         seed=seed,
         arms=tuple(arms),
         lengths=tuple(lengths),
         rounds=rounds,
         status={name: value for name, value in status.items() if name != "prompts"},
         samples=tuple(samples),
+        notes=tuple(server.notes),
+        ended=ended,
     )
 
 
@@ -79,11 +93,11 @@ async def _warm_up(solo: Solo, arms: Sequence[Arm], lengths: Sequence[int]) -> N
         await solo.turn(tokens, arms[0])
 
 
-async def _measure(solo: Solo, number: int, tokens: int, arm: Arm) -> list[Sample]:
+async def _measure(solo: Solo, number: int, tokens: int, arm: Arm, patience_s: float) -> list[Sample]:
     """One sample, the last of the list; before it those that had to be measured again."""
     samples: list[Sample] = []
     while len(samples) < _TRIES and (not samples or samples[-1].disturbed):
-        turn = await solo.turn(tokens, arm)
+        turn = await solo.turn(tokens, arm, patience_s=patience_s)
         samples.append(
             Sample(
                 round=number,

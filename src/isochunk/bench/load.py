@@ -11,6 +11,7 @@ from random import Random
 from isochunk.bench.client import Answer, Server
 from isochunk.bench.lengths import Lengths
 from isochunk.bench.prompts import PromptMaker
+from isochunk.bench.solo import ended_by
 from isochunk.core.errors import ConfigError, ServerError
 
 __all__ = ["Load", "Outcome", "Request", "prepare", "send"]
@@ -116,11 +117,15 @@ async def send(
     concurrency: int | None,
     progress: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """Send them, each when it is due and a place is free; the outcomes are in the order of the requests."""
+    """Send them, each when it is due and a place is free; the outcomes are in the order of the requests.
+
+    Cancelled (Ctrl-C), it returns what has come back until then, if anything has.
+    """
     places = asyncio.Semaphore(len(requests) if concurrency is None else concurrency)
     start = time.perf_counter()
+    outcomes: dict[int, Outcome] = {}
 
-    async def one(request: Request) -> Outcome:
+    async def one(index: int, request: Request) -> None:
         try:
             sent = time.perf_counter() - start
             try:
@@ -128,17 +133,23 @@ async def send(
             except ServerError as failed:
                 answer, error = None, str(failed)
             outcome = Outcome(request=request, sent_s=sent, answer=answer, error=error)
+            outcomes[index] = outcome
             progress(outcome)
-            return outcome
         finally:
             places.release()
 
-    async with asyncio.TaskGroup() as group:
-        tasks = []
-        async for request in _in_time(requests, start):
-            await places.acquire()
-            tasks.append(group.create_task(one(request)))
-    return [task.result() for task in tasks]
+    try:
+        async with asyncio.TaskGroup() as group:
+            index = 0
+            async for request in _in_time(requests, start):
+                await places.acquire()
+                group.create_task(one(index, request))
+                index += 1
+    except asyncio.CancelledError as error:
+        if not outcomes:
+            raise
+        server.note(f"{ended_by(error)}: {len(requests) - len(outcomes)} of {len(requests)} requests are missing")
+    return [outcomes[index] for index in sorted(outcomes)]
 
 
 async def _in_time(requests: Sequence[Request], start: float) -> AsyncIterator[Request]:

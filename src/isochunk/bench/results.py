@@ -52,6 +52,8 @@ class Comparison:
         seed: of the prompts and of the order.
         status: the server's status at the end, without its list of prompts.
         samples: in the order in which they were measured, the disturbed ones included.
+        notes: what the client noticed under way.
+        ended: why it ended before all was measured; None when it did not.
     """
 
     url: str
@@ -62,6 +64,8 @@ class Comparison:
     rounds: int
     status: Status
     samples: tuple[Sample, ...] = field(repr=False)
+    notes: tuple[str, ...] = ()
+    ended: str | None = None
 
     @property
     def clean(self) -> list[Sample]:
@@ -70,8 +74,9 @@ class Comparison:
 
     @property
     def warnings(self) -> list[str]:
-        """What spoilt samples, with how many; and how often isochunk's own guard was in force."""
-        warnings = left_out(sample.disturbed for sample in self.samples)
+        """Why it ended early, what spoilt samples, and how often isochunk's own guard was in force."""
+        warnings = [f"ended early, {len(self.samples)} samples are kept: {self.ended}"] if self.ended else []
+        warnings += [*self.notes, *left_out(sample.disturbed for sample in self.samples)]
         if guarded := sum(sample.record["policy"] != sample.arm.policy for sample in self.clean):
             warnings.append(f"{guarded} x isochunk's guard used vLLM's own chunks after a plan did harm (counted in)")
         return warnings

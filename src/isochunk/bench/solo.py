@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -12,13 +13,17 @@ from typing import Any
 from isochunk.bench.arms import Arm
 from isochunk.bench.client import Answer, Server, Status
 from isochunk.bench.prompts import PromptMaker
-from isochunk.core.errors import ConfigError, ServerError
+from isochunk.core.errors import BrokenAnswerError, ConfigError, ServerError
 
-__all__ = ["Solo", "Turn", "check_lengths", "left_out", "policy_restored"]
+__all__ = ["PATIENCE_S", "Solo", "Turn", "check_lengths", "ended_by", "left_out", "policy_restored"]
+
+PATIENCE_S = 60.0
+"""Seconds for which a prompt is sent again while a server fails; enough for one that restarts quickly."""
 
 _IDLE_SECONDS = 10.0
 _RECORD_SECONDS = 5.0
 _POLL_SECONDS = 0.05
+_FIRST_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +78,29 @@ class Solo:
         self._front = front or server
         self._prompts = PromptMaker(server, seed)
 
-    async def turn(self, tokens: int, arm: Arm) -> Turn:
+    async def turn(self, tokens: int, arm: Arm, *, patience_s: float = 0.0) -> Turn:
         """Send one prompt under a policy when the server is idle.
 
+        Args:
+            patience_s: seconds for which a fresh prompt is sent again after a `BrokenAnswerError`, with growing pauses.
+
         Raises:
-            ServerError: the server stays busy, or does not list the prompt.
+            ServerError: the server stays busy, or does not list the prompt, or keeps failing.
         """
+        pause, until = _FIRST_PAUSE_S, None
+        while True:
+            try:
+                return await self._turn(tokens, arm)
+            except BrokenAnswerError as error:
+                now = time.monotonic()
+                until = now + patience_s if until is None else until
+                if now >= until:
+                    raise
+                self._server.note(f"sent again after: {error}")
+                await asyncio.sleep(min(pause, until - now))
+                pause *= 2
+
+    async def _turn(self, tokens: int, arm: Arm) -> Turn:
         prompt = await self._prompts.prompt(tokens)
         before = await self._idle()
         await self._server.use(arm.policy, arm.chunk)
@@ -105,7 +127,7 @@ class Solo:
             if not queue["running"] and not queue["waiting"]:
                 return status
             await asyncio.sleep(_POLL_SECONDS)
-        raise ServerError(
+        raise BrokenAnswerError(
             f"{self._server.url} is busy with other requests ({queue['running']} running, {queue['waiting']} waiting); "
             "this measurement needs the server to itself: stop them and try again"
         )
@@ -130,6 +152,16 @@ def left_out(reasons: Iterable[str | None]) -> list[str]:
     """What spoilt turns, with how many; None stands for a clean one."""
     counts = Counter(reason for reason in reasons if reason)
     return [f"{count} x left out: {reason}" for reason, count in sorted(counts.items())]
+
+
+def ended_by(error: BaseException) -> str:
+    """Why a measurement ends early, for whoever reads what it has so far. A cancellation (Ctrl-C) ends with it."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        if task is not None:
+            task.uncancel()
+        return "interrupted"
+    return "; ".join([str(error), *getattr(error, "__notes__", ())])
 
 
 @asynccontextmanager

@@ -92,8 +92,10 @@ def paired_ratio(samples: Sequence[Sample], reference: Sequence[Sample]) -> Inte
 
 
 def verdict(comparison: Comparison) -> str:
-    """One sentence that can be quoted: the longest length, against every other policy."""
-    rows = [row for row in summarise(comparison) if row.tokens == max(comparison.lengths)]
+    """One sentence that can be quoted: the longest length that was measured, against every other policy."""
+    found = summarise(comparison)
+    longest = max((row.tokens for row in found if row.ratio), default=max(comparison.lengths))
+    rows = [row for row in found if row.tokens == longest]
     reference = reference_arm(comparison.arms)
     largest = comparison.status["max_num_batched_tokens"]
     fixed = [row for row in rows if row.arm.policy == "fixed" and row.ratio]
@@ -107,10 +109,10 @@ def verdict(comparison: Comparison) -> str:
             )
         )
     if not parts:
-        return "No two policies have clean samples of the longest prompt, so there is nothing to compare."
+        return "No two policies have clean samples of one length, so there is nothing to compare."
     rounds = min(row.samples for row in rows)
     return (
-        f"At {max(comparison.lengths)} tokens, {reference.label}'s first token came {', '.join(parts[:-1])}"
+        f"At {longest} tokens, {reference.label}'s first token came {', '.join(parts[:-1])}"
         f"{' and ' if len(parts) > 1 else ''}{parts[-1]}; "
         f"{f'medians of {rounds} paired rounds' if rounds > 1 else 'one round only'}."
     )

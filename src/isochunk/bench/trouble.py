@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from isochunk.core.errors import ConfigError, ServerError
+from isochunk.core.errors import BrokenAnswerError, ConfigError, ServerError
 
 if TYPE_CHECKING:
     import httpx
@@ -36,10 +36,10 @@ def unreachable(url: str, error: Exception) -> ServerError:
     if isinstance(error, httpx.UnsupportedProtocol):
         return no_url(url, error)
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        return ServerError(f"can't connect to {url} ({error}); is the server running, and is this its address?")
+        return BrokenAnswerError(f"can't connect to {url} ({error}); is the server running, and is this its address?")
     if isinstance(error, httpx.TimeoutException):
-        return ServerError(f"{url} said nothing until the time limit; look at the server's log")
-    return ServerError(f"lost the connection to {url} ({error or type(error).__name__}); did the server stop?")
+        return BrokenAnswerError(f"{url} said nothing until the time limit; look at the server's log")
+    return BrokenAnswerError(f"lost the connection to {url} ({error or type(error).__name__}); did the server stop?")
 
 
 def refusal(url: str, path: str, response: httpx.Response) -> ServerError:
@@ -57,7 +57,8 @@ def refusal(url: str, path: str, response: httpx.Response) -> ServerError:
         text = message(response.json())
     except ValueError:
         text = response.text[:200]
-    return ServerError(f"{url}{path} answered {code}: {text}")
+    kind = BrokenAnswerError if code >= 500 else ServerError
+    return kind(f"{url}{path} answered {code}: {text}")
 
 
 def message(body: Any) -> str:

@@ -51,30 +51,31 @@ def bench_command(
         shared=shared,
         seed=secrets.randbits(32) if seed is None else seed,
     )
-    outcomes = asyncio.run(_run(url, api_key, load))
+    outcomes, notes = asyncio.run(_run(url, api_key, load))
     if save is not None:
         lines = [jsonlib.dumps(line(index, outcome)) for index, outcome in enumerate(outcomes)]
         write_text(save, "\n".join(lines) + "\n")
-    found = warnings(outcomes)
+    found = [*notes, *warnings(outcomes)]
     summary = summarise(outcomes, cards) | {"seed": load.seed, "warnings": found}
     if not summary["requests"]:
-        raise ServerError(found[0])
+        raise ServerError(found[-1])
     if json:
         print_json(summary)
     else:
         _print(summary)
     for warning in found:
         typer.echo(f"warning: {warning}", err=True)
-    if summary["failed"]:
+    if summary["failed"] or len(outcomes) < load.requests:
         raise typer.Exit(1)
 
 
-async def _run(url: str, api_key: str | None, load: Load) -> list[Outcome]:
+async def _run(url: str, api_key: str | None, load: Load) -> tuple[list[Outcome], list[str]]:
     async with Server(url, api_key=api_key) as server:
         with Progress("writing prompts", load.requests) as progress:
             requests = await prepare(server, load, progress.advance)
         with Progress("sending", load.requests) as progress:
-            return await send(server, requests, load.concurrency, lambda outcome: progress.advance())
+            outcomes = await send(server, requests, load.concurrency, lambda outcome: progress.advance())
+        return outcomes, server.notes
 
 
 def _print(summary: dict[str, Any]) -> None:

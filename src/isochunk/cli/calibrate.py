@@ -41,7 +41,7 @@ def calibrate_command(
         _print(as_dict(result))
     for warning in result.warnings:
         typer.echo(f"warning: {warning}", err=True)
-    if not result.clean:
+    if not result.clean or result.ended:
         raise typer.Exit(1)
 
 

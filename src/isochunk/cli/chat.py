@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+from httpx_sse import EventSource
 
 __all__ = ["ask"]
 
@@ -29,11 +30,10 @@ def ask(
         if response.status_code != 200:
             response.read()
         response.raise_for_status()
-        for line in response.iter_lines():
-            data = line.removeprefix("data: ")
-            if data in (line, "[DONE]"):
+        for event in EventSource(response).iter_sse():
+            if event.data == "[DONE]":
                 continue
-            text = json.loads(data)["choices"][0]["delta"].get("content") or ""
+            text = json.loads(event.data)["choices"][0]["delta"].get("content") or ""
             answer += text
             piece(text)
     return answer

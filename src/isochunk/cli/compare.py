@@ -64,11 +64,13 @@ def compare_command(
         write_report(report, result)
     if json:
         print_json(as_dict(result))
-        return
-    print_comparison(result)
-    for path in (save, report):
-        if path is not None:
-            typer.echo(f"wrote {path}")
+    else:
+        print_comparison(result)
+        for path in (save, report):
+            if path is not None:
+                typer.echo(f"wrote {path}")
+    if result.ended:
+        raise typer.Exit(1)
 
 
 def measure(

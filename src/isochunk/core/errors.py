@@ -1,6 +1,16 @@
 """Every error that isochunk raises on purpose."""
 
-__all__ = ["ConfigError", "FitError", "IsochunkError", "ModelError", "PlanError", "ProfileError", "ServerError"]
+__all__ = [
+    "BrokenAnswerError",
+    "ConfigError",
+    "FitError",
+    "IsochunkError",
+    "ModelError",
+    "PlanError",
+    "ProfileError",
+    "ServerError",
+    "WorkloadError",
+]
 
 
 class IsochunkError(Exception):
@@ -29,6 +39,10 @@ class ConfigError(IsochunkError, ValueError):
 
 class ServerError(IsochunkError, RuntimeError):
     """A server can't be reached, refuses a request, or is not what a command needs."""
+
+
+class BrokenAnswerError(ServerError):
+    """A server, or the way to it, failed under a request that may well succeed when it is sent again."""
 
 
 class WorkloadError(IsochunkError, ValueError):
