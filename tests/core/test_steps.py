@@ -1,7 +1,12 @@
+import math
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from isochunk import CostModel, plan
 from isochunk.core.errors import PlanError
+from isochunk.core.planner import Policy
 from isochunk.core.steps import Prefill, StepPlanner
 
 
@@ -63,3 +68,29 @@ def test_steps_that_are_never_made_leave_no_trace(model: CostModel) -> None:
 def test_bad_arguments_are_named(wrong: dict[str, object]) -> None:
     with pytest.raises(PlanError, match=next(iter(wrong))):
         planner(**wrong)
+
+
+@given(
+    policy=st.sampled_from(["optimal", "first_chunk", "fixed"]),
+    bound=st.floats(0.0, 0.3),
+    other=st.floats(0.0, 0.05),
+    lengths=st.lists(st.integers(1, 60_000), min_size=1, max_size=6),
+)
+def test_a_step_takes_no_longer_than_the_bound_and_always_goes_on(
+    policy: Policy, bound: float, other: float, lengths: list[int]
+) -> None:
+    model = CostModel(0.0059, 18e-6, 20e-9, 0.56e-6)
+    queue = [Prefill(str(at), 0, length) for at, length in enumerate(lengths)]
+    free, total = 0, 0
+    for limit in (math.inf, bound):
+        steps = planner(stages=4, min_chunk=16)
+        steps.use(policy)
+        free, total = total, steps.tokens(model, queue, other_seconds=other, max_seconds=limit)
+    assert 1 <= total <= free
+    seconds, left = model.c0 + other, total
+    for prompt in queue:
+        size = min(left, prompt.remaining)
+        seconds += model.marginal(size, 0)
+        left -= size
+    last = model.c1 * 16 + model.c2 * 16 * 60_000  # chunks end on the nearest multiple of the block
+    assert seconds <= bound + last or total <= 16

@@ -101,6 +101,7 @@ class StepPlanner:
         other_seconds: float = 0.0,
         in_flight: Sequence[float] = (),
         between: bool = False,
+        max_seconds: float = math.inf,
     ) -> int:
         """Prefill tokens of the next step.
 
@@ -111,7 +112,25 @@ class StepPlanner:
             other_seconds: what decodes in the same step add to it.
             in_flight: seconds of each step with prefill tokens now in the pipeline.
             between: the step goes between those of a longer prompt that sits it out (`Turns`).
+            max_seconds: most that the step may take on a stage, all in, for streams that decode meanwhile; the
+                first prompt goes on by its least chunk whatever it says.
         """
+        total = self._planned(model, queue, more, other_seconds, in_flight, between)
+        if max_seconds < math.inf:
+            total = min(total, self._fill(model, queue, max_seconds - model.c0 - other_seconds))
+        if self.policy == "optimal" and self.stages > 1:
+            self._take(model, queue, total, between and bool(in_flight))
+        return total
+
+    def _planned(
+        self,
+        model: CostModel,
+        queue: Sequence[Prefill],
+        more: int,
+        other_seconds: float,
+        in_flight: Sequence[float],
+        between: bool,
+    ) -> int:
         if self.policy == "fixed" or (self.policy == "optimal" and self.stages == 1):
             return self.fixed_chunk
         if self.policy == "first_chunk":
@@ -129,9 +148,7 @@ class StepPlanner:
             if len(queue) == 1 and not more and not other_seconds:
                 total = self._alone(model, queue[0], bool(in_flight))
             total = total or self._shared(model, queue, more, other_seconds, in_flight)
-        total = self._blend(total)
-        self._take(model, queue, total, between)
-        return total
+        return self._blend(total)
 
     def _take(self, model: CostModel, queue: Sequence[Prefill], tokens: int, between: bool) -> None:
         """Have the stream remember the step. The first prompt's work counts in whole in the step that ends it."""
