@@ -152,7 +152,7 @@ def predict(status: Status, turn: Turn) -> float | None:
     """TTFT in the engine, seconds, that a status's cost model gives for the chunks that the prompt had."""
     if status["model"] is None:
         return None
-    model = CostModel(**status["model"])
+    model = CostModel.of(status["model"])
     steps = zip(turn.record["chunks"], turn.record["histories"], strict=True)
     return makespan([model.seconds(chunk, history) for chunk, history in steps], status["stages"])
 

@@ -102,7 +102,7 @@ class Calibrator:
         row, seconds = sample
         if self._model is not None and not 1 / _ODD < seconds / float(self._model.predict(row[None])[0]) < _ODD:
             return
-        place = (round(math.log2(row[1])), round(math.log2(1 + row[3] / 1024)))
+        place = (round(math.log2(max(row[1], 1.0))), round(math.log2(1 + row[3] / 1024)))
         self._places[place] = sample
         self._places.move_to_end(place)
         if len(self._places) > _PLACES:
@@ -177,7 +177,7 @@ def _slowed(model: CostModel, drift: float) -> CostModel:
     Planned steps hardly determine the step cost, and too little of it makes far more steps than are good.
     """
     step = drift if drift > 1 else drift**0.5
-    return CostModel(model.c0 * step, model.c1 * drift, model.c2 * drift, model.c3 * step)
+    return model.with_costs(model.c0 * step, model.c1 * drift, model.c2 * drift, model.c3 * step)
 
 
 def floors_of(model: CostModel | None) -> tuple[float, float]:

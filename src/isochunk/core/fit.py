@@ -119,7 +119,7 @@ def fit_features(
         coefficients[0] = smallest  # over-estimating the step cost is cheap, zero is ruinous
     if coefficients[1] <= 0:
         coefficients[1] = smallest / float(rows[:, 1].max())
-    model = CostModel(*coefficients.tolist())
+    model = CostModel(*coefficients.tolist()) if prior is None else prior.with_costs(*coefficients.tolist())
     return Fit(
         model=model,
         residuals=relative @ coefficients - 1,

@@ -52,7 +52,7 @@ class Guard:
         if (seconds > _ALARM * model.predict(rows)).sum() < _WATCHED - 1:
             return None
         self._recent.clear()
-        return CostModel(model.c0 + float(np.median(missing)), model.c1, model.c2, model.c3)
+        return model.with_costs(c0=model.c0 + float(np.median(missing)))
 
     def prompt(self, measured: float, predicted: float, fixed: float) -> bool:
         """Note a planned prompt's TTFT in seconds beside its prediction and that of vLLM's fixed size.

@@ -118,7 +118,9 @@ def static_ttft(model: CostModel, start: int, end: int, sizes: npt.ArrayLike, st
     steps = np.ceil((end - start) / size)
     last_start = start + (steps - 1) * size
     histories = steps * start + size * steps * (steps - 1) / 2
-    total = steps * model.c0 + model.work(start, end) + model.c3 * histories
+    rest = end - start - (steps - 1) * size
+    linear = (steps - 1) * model.line(size) + model.line(rest)
+    total = linear + model.work(start, end) - model.c1 * (end - start) + model.c3 * histories
     last = model.seconds(end - last_start, last_start)
     full = np.where(steps > 1, model.seconds(size, np.maximum(last_start - size, start)), 0.0)
     return np.asarray(total + (stages - 1) * np.maximum(last, full))

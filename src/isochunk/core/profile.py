@@ -173,10 +173,7 @@ def _floors(path: Path, data: Any) -> tuple[float, ...]:
 def _model(path: Path, data: Any) -> CostModel:
     if not isinstance(data, dict):
         raise ProfileError(f"{path}: no coefficients found; expected an object with c0, c1, c2, c3")
-    missing = [name for name in COEFFICIENTS[:3] if name not in data]
-    if missing:
-        raise ProfileError(f"{path}: coefficient {missing[0]} is missing")
     try:
-        return CostModel(*(data.get(name, 0.0) for name in COEFFICIENTS))
+        return CostModel.of(data)
     except ModelError as error:
         raise ProfileError(f"{path}: {error}") from error

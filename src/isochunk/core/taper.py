@@ -86,20 +86,14 @@ def _weights(shape: Sequence[float], count: int) -> Floats:
 def _ends(model: CostModel, start: int, end: int, weights: Floats) -> Floats:
     """Ends of chunks whose times on ``model``, without c0, are in proportion to ``weights``."""
     share: Floats = np.cumsum(weights) / weights.sum()
-    ends = _at_work(model, start, share * model.work(start, end))
+    ends = model.ends_of_work(start, share * model.work(start, end))
     if model.c3 == 0:
         return ends
     # With a cost of history the work of a chunk is its time less c3*H; H is taken from the cut without it.
     reread = model.c3 * (np.concatenate(([float(start)], ends[:-1])))
     seconds = weights * (model.work(start, end) + reread.sum()) / weights.sum()
     work = np.cumsum(np.maximum(seconds - reread, 0.0))
-    return _at_work(model, start, work * (model.work(start, end) / work[-1]))
-
-
-def _at_work(model: CostModel, start: int, work: Floats) -> Floats:
-    """The token up to which ``work`` seconds from ``start`` on bring the prompt."""
-    slope = model.c1 + model.c2 * start
-    return np.asarray(start + 2 * work / (slope + np.sqrt(slope * slope + 2 * model.c2 * work)))
+    return model.ends_of_work(start, work * (model.work(start, end) / work[-1]))
 
 
 def _last_exit(stages: Sequence[Sequence[float]]) -> float:

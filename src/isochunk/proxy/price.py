@@ -59,6 +59,9 @@ class NodeModel:
         steps = max(min(round(ideal), math.ceil(new / self.block)), math.ceil(new / self.max_chunk), 1)
         histories = steps * start + new * (steps - 1) / 2
         busy = work + steps * self.cost.c0 + self.cost.c3 * histories
+        if self.cost.curve is not None:  # steps end where a token is cheap
+            size = self.cost.snap(new / steps, min(new, self.max_chunk))
+            busy += self.cost.line(size) * new / size - steps * self.cost.c0 - self.cost.c1 * new
         return Price(busy, busy * (1 + (self.stages - 1) / steps))
 
     def followed_by(self, newer: NodeModel) -> NodeModel:
@@ -73,7 +76,7 @@ class NodeModel:
         if not limits or not 1 / _CHANGED < ratio < _CHANGED:
             return newer
         pairs = [(getattr(self.cost, name), getattr(newer.cost, name)) for name in COEFFICIENTS]
-        return replace(self, cost=CostModel(*(old + _FOLLOWED * (new - old) for old, new in pairs)))
+        return replace(self, cost=newer.cost.with_costs(*(old + _FOLLOWED * (new - old) for old, new in pairs)))
 
 
 def read_status(status: Any) -> NodeModel | None:
@@ -87,7 +90,7 @@ def read_status(status: Any) -> NodeModel | None:
         if model is None:
             return None
         return NodeModel(
-            cost=CostModel(*(float(model[name]) for name in ("c0", "c1", "c2", "c3"))),
+            cost=CostModel.of(model),
             stages=int(status["stages"]),
             max_chunk=int(status["max_num_batched_tokens"]),
             block=int(status["block_size"]),

@@ -180,8 +180,10 @@ class Instance:
         models = self._models[:1] if self._equal else self._models
         times = []
         for model in models:
-            seconds = model.c0
-            for _, chunk, history in step.parts:
-                seconds += model.marginal(chunk, history)
-            times.append(seconds)
+            if len(step.parts) == 1:
+                _, chunk, history = step.parts[0]
+                times.append(model.seconds(chunk, history))
+            else:
+                _, chunks, histories = zip(*step.parts, strict=True)
+                times.append(model.step(chunks, histories))
         return times * len(self._models) if self._equal else times

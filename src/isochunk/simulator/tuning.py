@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from isochunk.core.cost import CostModel
+from isochunk.core.cost import COEFFICIENTS, CostModel
 from isochunk.core.errors import PlanError
 from isochunk.simulator.deployment import Deployment
 from isochunk.simulator.loop import simulate
@@ -64,7 +64,7 @@ def restage(deployment: Deployment, stages: int) -> Deployment:
         raise PlanError(f"stages = {stages} must be at least 1")
     factor = deployment.stages / stages
     models = tuple(model.scaled(factor, step=1.0) for model in deployment.models)
-    mean = CostModel(*(sum(getattr(m, name) for m in models) / len(models) for name in ("c0", "c1", "c2", "c3")))
+    mean = models[0].with_costs(*(sum(getattr(m, name) for m in models) / len(models) for name in COEFFICIENTS))
     return deployment.but(models=(mean,) * stages, in_flight=None, cards=None)
 
 

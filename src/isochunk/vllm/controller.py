@@ -134,7 +134,7 @@ class Controller:
         predicted = 0.0
         if self.model is not None:
             shares = [(part.chunk, part.history) for part in parts] + list(decodes)
-            predicted = self.model.c0 + sum(self.model.marginal(c, h) for c, h in shares)
+            predicted = self.model.step(*zip(*shares, strict=True)) if shares else self.model.c0
         for part in parts:
             if part.request_id not in self.log:
                 self._open(part)
@@ -197,7 +197,7 @@ class Controller:
         guarded = self.model is not None and self.planner.policy == "optimal"
         if not guarded and not self.config.need_timing:
             return
-        row = features([part.chunk for part in step.parts], [part.history for part in step.parts])
+        row = features([part.chunk for part in step.parts], [part.history for part in step.parts], self.model)
         if self.config.need_timing:
             self._calibrator.add(row, seconds)
             self._new_samples += 1

@@ -13,7 +13,7 @@ import numpy as np
 
 import isochunk
 from isochunk.core.calibrator import Sample
-from isochunk.core.cost import features
+from isochunk.core.cost import CostModel, features
 from isochunk.core.errors import IsochunkError, ProfileError
 from isochunk.core.fit import Fit
 from isochunk.core.planner import Policy
@@ -144,8 +144,9 @@ class Session:
         chunks = self._probe_chunks()
         histories = [sum(chunks[:at]) for at in range(len(chunks))]
         steps = [(c, h, float(profile.model.seconds(c, h))) for c, h in zip(chunks, histories, strict=True)]
+        model = profile.model
         self.controller.use_model(
-            profile.model, "stored", (floors[0], floors[1]) if floors else None, map(_sample, steps)
+            model, "stored", (floors[0], floors[1]) if floors else None, [_sample(step, model) for step in steps]
         )
         logger.info("isochunk: using the stored profile %s: %s", self._path, profile.model)
 
@@ -191,7 +192,7 @@ class Session:
             logger.warning("isochunk: the machine was busy during the probe; the model will follow the traffic")
         if fit is None:
             return
-        self.controller.use_model(fit.model, "probe", remembered=map(_sample, probe.samples))
+        self.controller.use_model(fit.model, "probe", remembered=[_sample(step, fit.model) for step in probe.samples])
         logger.info("isochunk: %s, %.1f%% off its samples", fit.model, 100 * fit.error)
         if engine.is_running() and not probe.busy:  # what was cut short or disturbed is measured again next time
             self._store(fit, "probe")
@@ -219,10 +220,10 @@ class Session:
         return list(zip(record.chunks, record.histories, record.measured_s, strict=True))
 
 
-def _sample(step: tuple[int, int, float]) -> Sample:
+def _sample(step: tuple[int, int, float], model: CostModel) -> Sample:
     """What the calibrator takes of a step (chunk, history, seconds)."""
     chunk, history, seconds = step
-    return features([chunk], [history]), seconds
+    return features([chunk], [history], model), seconds
 
 
 def _profile_path(setting: str, key: dict[str, Any]) -> Path | None:
