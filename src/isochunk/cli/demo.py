@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import json as jsonlib
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from isochunk.cli.demo_model import ENVIRON, MODEL_NAME, QUESTION, demo_model
+from isochunk.cli.demo_plan import POLICIES, STAGES, DemoPlan, choose, fitting, time_left
+from isochunk.cli.machine import look
 from isochunk.cli.output import JsonOption
+from isochunk.cli.progress import say, still
 from isochunk.core.cost import CostModel
 from isochunk.core.errors import ConfigError
-from isochunk.core.planner import Policy, plan
 
 __all__ = ["demo_command"]
 
-_STAGES = 2
-_LENGTHS = (1024, 4096, 8192)
-_POLICIES: tuple[Policy, ...] = ("fixed", "first_chunk", "optimal")
-_MAX_TOKENS = 8192
-_OPTIONS = (
-    *("--pipeline-parallel-size", str(_STAGES)),
-    *("--max-num-batched-tokens", str(_MAX_TOKENS)),
-    # One token more than the longest prompt; the model's own limit is lifted to make room for it.
-    *("--max-model-len", "8448", "--hf-overrides", '{"max_position_embeddings": 32768}'),
-    *("--served-model-name", MODEL_NAME, "--enable-prompt-tokens-details"),
-)
-_FEWEST, _MOST = 3, 8
-_SECONDS = 150.0
+_PATIENCE_S = 1800.0  # a cold start on an old machine
+_EAGER = ("--enforce-eager",)
 
 
 def demo_command(
@@ -41,7 +32,8 @@ def demo_command(
         int | None, typer.Option(min=1, help="Samples of each policy at each length; by default what fits the time.")
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(min=1, help="About how long the comparison may take; 150 by default.")
+        float | None,
+        typer.Option(min=1, help="About how long the comparison may take; what fits 6 minutes by default."),
     ] = None,
     pd: Annotated[
         bool, typer.Option("--pd", help="A P node with isochunk, a D node without, and the proxy in front instead.")
@@ -59,7 +51,7 @@ def demo_command(
             raise ConfigError("--rounds and --seconds are for the comparison, which --pd does not make")
         from isochunk.cli.demo_pd import pd_demo
 
-        if not pd_demo(connector or "nixl", output=output or Path("results/demo-pd"), say=_say, json_only=json):
+        if not pd_demo(connector or "nixl", output=output or Path("results/demo-pd"), say=say, json_only=json):
             raise typer.Exit(1)
         return
     output = output or Path("results/demo")
@@ -69,26 +61,65 @@ def demo_command(
     from isochunk.cli.output import print_json, write_text
     from isochunk.deployment.server import running_server
 
-    _say(f"model: {MODEL_NAME}, real weights (converted once, then cached)")
-    model = demo_model()
-    with running_server(model, _OPTIONS, log=output / "server.log", environ=ENVIRON, progress=_say) as url:
+    model = _model()
+    began = time.monotonic()
+    say("looking at this machine")
+    machine = look()
+    say(str(machine))
+    chosen = choose(machine, seconds)
+    say(_told(chosen))
+    with running_server(
+        model, _options(chosen), log=output / "server.log", timeout_s=_PATIENCE_S, environ=ENVIRON, progress=say
+    ) as url:
         state = _get(url, "/isochunk/status")
-        _say(_learnt(state))
-        _say(f"{QUESTION} - {ask(url, MODEL_NAME, QUESTION)}")
-        result = measure(
-            url, lengths=_LENGTHS, policies=_POLICIES, rounds=rounds or _rounds(state, seconds or _SECONDS)
-        )
+        say(_learnt(state))
+        say(f"{QUESTION} - {ask(url, MODEL_NAME, QUESTION)}")
+        left = seconds or time_left(began, time.monotonic())
+        cost = CostModel(**state["model"]) if state["model"] else None
+        lengths, most = fitting(chosen.lengths, cost, left)
+        say(f"comparing {', '.join(POLICIES)} on prompts of {_listed(lengths)} tokens, {rounds or most} rounds")
+        result = measure(url, lengths=lengths, policies=POLICIES, rounds=rounds or most)
     write_text(output / "results.json", jsonlib.dumps(as_dict(result), indent=1) + "\n")
     write_report(output / "report.html", result)
     if json:
         print_json(as_dict(result))
     else:
         print_comparison(result)
-    _say(f"report: {output / 'report.html'}")
+    say(f"report: {output / 'report.html'}")
 
 
-def _say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+def _model() -> Path:
+    say(f"model: {MODEL_NAME}, real weights (converted once, then cached)")
+    with still(lambda: "still converting the model"):
+        return demo_model()
+
+
+def _told(chosen: DemoPlan) -> str:
+    done = time.strftime("%H:%M", time.localtime(time.time() + chosen.seconds))
+    shorter = " (shorter than usual, since this machine is slow)" if chosen.shortened else ""
+    return (
+        f"plan: {chosen.dtype}, prompts of {_listed(chosen.lengths)} tokens{shorter}; vLLM's start takes about "
+        f"{chosen.start_s:.0f} s, the probe at most {chosen.probe_s:.0f} s (none if one is stored), "
+        f"the comparison about {chosen.comparison_s:.0f} s: done by {done}"
+    )
+
+
+def _listed(lengths: Sequence[int]) -> str:
+    return ", ".join(map(str, lengths))
+
+
+def _options(chosen: DemoPlan) -> list[str]:
+    longest = chosen.lengths[-1]
+    section = {"enabled": True, "max_probe_seconds": chosen.probe_s}
+    return [
+        *("--pipeline-parallel-size", str(STAGES), "--dtype", chosen.dtype),
+        *("--max-num-batched-tokens", str(longest)),
+        # Some tokens more than the longest prompt; the model's own limit is lifted to make room for them.
+        *("--max-model-len", str(longest + 256), "--hf-overrides", '{"max_position_embeddings": 32768}'),
+        *("--served-model-name", MODEL_NAME, "--enable-prompt-tokens-details"),
+        *("--additional-config", jsonlib.dumps({"scheduler_config": {"profiling_chunk_config": section}})),
+        *(() if chosen.compiled else _EAGER),
+    ]
 
 
 def _learnt(state: dict[str, Any]) -> str:
@@ -106,16 +137,3 @@ def _get(url: str, path: str) -> dict[str, Any]:
     response = httpx.get(f"{url}{path}", timeout=60, trust_env=False)
     response.raise_for_status()
     return dict(response.json())
-
-
-def _rounds(state: dict[str, Any], seconds: float) -> int:
-    """As many rounds as are predicted to fit, the warm-up counted as one."""
-    if state["model"] is None:
-        return _FEWEST
-    model = CostModel(**state["model"])
-    one = sum(
-        plan(model, tokens, _STAGES, max_chunk=_MAX_TOKENS, policy=policy).ttft_s
-        for tokens in _LENGTHS
-        for policy in _POLICIES
-    )
-    return min(max(int(seconds / one) - 1, _FEWEST), _MOST)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -25,8 +26,10 @@ _MARKS = {
     "isochunk: using the stored profile": "using the stored profile",
     "isochunk: the probe took": "starting the HTTP server",
 }
+_PROBE = re.compile(r"isochunk: (probing, .*)")
 _HOST = "127.0.0.1"
 _STOP_S = 20.0
+_SIGN_OF_LIFE_S = 10.0
 
 
 def free_port() -> int:
@@ -124,7 +127,7 @@ def _leave(sign: int, frame: object) -> None:
 def _wait(
     process: subprocess.Popen[bytes], health: str, log: Path, deadline: float, progress: Callable[[str], None]
 ) -> None:
-    said = None
+    said, since, next_sign = "starting", time.monotonic(), time.monotonic() + _SIGN_OF_LIFE_S
     while not _answers(health):
         if process.poll() is not None or time.monotonic() > deadline:
             ended = f"ended with exit code {process.returncode}" if process.poll() is not None else "did not answer"
@@ -132,8 +135,13 @@ def _wait(
         text = log.read_text(encoding="utf-8", errors="replace")
         reached = [(text.rfind(mark), what) for mark, what in _MARKS.items() if mark in text]
         if reached and max(reached)[1] != said:
-            said = max(reached)[1]
+            said, since = max(reached)[1], time.monotonic()
             progress(said)
+            next_sign = since + _SIGN_OF_LIFE_S
+        elif (now := time.monotonic()) >= next_sign:
+            probed = _PROBE.findall(text)
+            progress(f"still {probed[-1] if probed and said.startswith('probing') else said}, for {now - since:.0f} s")
+            next_sign = now + _SIGN_OF_LIFE_S
         time.sleep(0.5)
 
 
