@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from isochunk import CostModel
+from isochunk import CostModel, plan
 from isochunk.cli import demo_model
-from isochunk.cli.demo_plan import choose, fitting
+from isochunk.cli.demo_plan import POLICIES, choose, fitting
 from isochunk.cli.machine import Machine
 from isochunk.core.errors import ConfigError
 
@@ -30,7 +30,7 @@ AMX, AVX2, OLD = machine(0.12e-3, 0.7e-3), machine(12e-3, 0.69e-3), machine(25e-
 
 
 @pytest.mark.parametrize(
-    ("where", "dtype", "longest"), [(AMX, "bfloat16", 8192), (AVX2, "float32", 4096), (OLD, "float32", 1024)]
+    ("where", "dtype", "longest"), [(AMX, "bfloat16", 8192), (AVX2, "float32", 2048), (OLD, "float32", 1024)]
 )
 def test_dtype_and_lengths_fit_the_machine(where: Machine, dtype: str, longest: int) -> None:
     chosen = choose(where)
@@ -51,11 +51,16 @@ def test_the_slower_the_machine_the_shorter_the_prompts(times: int) -> None:
 COST = CostModel(0.005, 20e-6, 20e-9, 0.5e-6)
 
 
-@pytest.mark.parametrize(("speed", "lengths", "rounds"), [(0.01, 3, 8), (8.0, 3, 3), (30.0, 2, 3), (1000.0, 1, 3)])
-def test_as_many_rounds_and_lengths_as_fit_the_time(speed: float, lengths: int, rounds: int) -> None:
-    chosen, count = fitting((1024, 4096, 8192), COST.scaled(speed), 180.0)
-    assert chosen == (1024, 4096, 8192)[:lengths]
-    assert count == rounds or (lengths == 2 and count >= rounds)
+@pytest.mark.parametrize("speed", [0.01, 0.3, 1.0, 4.0, 10.0, 1000.0])
+@pytest.mark.parametrize("seconds", [60.0, 180.0])
+def test_lengths_and_rounds_fit_the_time(speed: float, seconds: float) -> None:
+    model = COST.scaled(speed)
+    lengths, rounds = fitting((1024, 4096, 8192), model, seconds)
+    one = sum(plan(model, tokens, 2, max_chunk=8192, policy=policy).ttft_s for tokens in lengths for policy in POLICIES)
+    assert lengths == (1024, 4096, 8192)[: len(lengths)]
+    assert 3 <= rounds <= 8
+    assert one * (rounds + 1) <= seconds or (len(lengths), rounds) == (1, 3)
+    assert one * (rounds + 2) > seconds or rounds == 8
 
 
 def test_without_a_model_there_is_the_shortest_length() -> None:

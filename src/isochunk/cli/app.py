@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from isochunk import __version__
-from isochunk.cli import bench, calibrate, check, compare, demo, fit, plan, proxy, serve, simulate, tune
+from isochunk.cli import bench, calibrate, check, compare, demo, doctor, fit, plan, proxy, serve, simulate, tune
 from isochunk.core.errors import IsochunkError
 from isochunk.vllm.versions import supported
 
@@ -18,7 +18,6 @@ app = typer.Typer(
     name="isochunk",
     help="Pipeline-parallel prefill in vLLM, fast with nothing to tune.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command("fit")(fit.fit_command)
@@ -27,6 +26,7 @@ app.command("check", context_settings=check.TAKE_COMMANDS)(check.check_command)
 app.command("proxy", add_help_option=False, context_settings=proxy.PASS_ALL)(proxy.proxy_command)
 app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve.serve_command)
 app.command("demo")(demo.demo_command)
+app.command("doctor", context_settings=doctor.TAKE_COMMANDS)(doctor.doctor_command)
 app.command("compare")(compare.compare_command)
 app.command("bench")(bench.bench_command)
 app.command("calibrate")(calibrate.calibrate_command)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -61,6 +63,8 @@ def _weights() -> Path:
 
 
 def _convert(source: Path, target: Path) -> None:
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # hundreds of lines in a log
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, logging
 

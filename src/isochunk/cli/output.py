@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -26,13 +26,15 @@ def print_json(data: Any) -> None:
     sys.stdout.write("\n")
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table on stdout, numbers right-aligned."""
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, justify: Literal["left", "right"] = "right"
+) -> None:
+    """A table on stdout; all columns but the first are numbers, right-aligned, unless ``justify`` says otherwise."""
     console = Console()
     console.print(title, highlight=False)
     table = Table()
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right")
+        table.add_column(column, justify="left" if index == 0 else justify, overflow="fold")
     for row in rows:
         table.add_row(*row)
     console.print(table)
