@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import httpx
+from zygote import Forked
 
 __all__ = ["MODEL_ARGUMENTS", "Node", "Process", "Proxy", "Start", "text", "until"]
 
@@ -26,14 +24,7 @@ class Process:
 
     def __init__(self, *arguments: str) -> None:
         self.log: list[str] = []
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("ISOCHUNK_")}
-        self.popen = subprocess.Popen(
-            [sys.executable, "-W", "error", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
+        self.popen = Forked(list(arguments))
         self._ports: queue.Queue[int] = queue.Queue()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -55,7 +46,6 @@ class Process:
         return httpx.Client(base_url=f"http://{self.name}", timeout=30)
 
     def _read(self) -> None:
-        assert self.popen.stdout is not None
         for line in self.popen.stdout:
             self.log.append(line)
             if "listening on" in line:
@@ -72,7 +62,6 @@ class Process:
             self.popen.kill()
         code = self.popen.wait(10)
         self._reader.join(10)
-        assert self.popen.stdout is not None
         self.popen.stdout.close()
         return code
 
@@ -84,7 +73,7 @@ class Node(Process):
     """A mock node."""
 
     def __init__(self, role: str, *arguments: str) -> None:
-        super().__init__("-m", "isochunk.proxy.mock", role, *arguments)
+        super().__init__("mock", role, *arguments)
 
     def state(self) -> dict[str, Any]:
         answer: dict[str, Any] = self.http.get("/mock/state").json()
@@ -98,7 +87,7 @@ class Proxy(Process):
     """The proxy's command."""
 
     def __init__(self, *arguments: str) -> None:
-        super().__init__("-c", "from isochunk.cli.app import main; main()", "proxy", "--port", "0", *arguments)
+        super().__init__("isochunk", "proxy", "--port", "0", *arguments)
 
     def complete(self, **fields: Any) -> httpx.Response:
         return self.http.post("/v1/completions", json={"model": "mock", "prompt": "hello", "max_tokens": 3, **fields})

@@ -333,7 +333,8 @@ def test_a_node_removed_under_load_finishes_what_it_has(start: Start, threads: T
         reply = proxy.http.post("/instances/remove", json=request, headers={"Authorization": "Bearer admin"})
         assert reply.json()["removed"] == [node.name]
     assert all(text(answer.result()) for answer in answers)
-    until(lambda: len(proxy.http.get("/healthcheck").json()["nodes"]) == 2)
+    listed = {"headers": {"Authorization": "Bearer admin"}}
+    until(lambda: len(proxy.http.get("/instances", **listed).json()["nodes"]) == 2)
     counts = [node.state()["requests"] for node in (prefill[0], decode[0])]
     assert all(proxy.complete(prompt=f"more {i}").status_code == 200 for i in range(4))
     assert [node.state()["requests"] for node in (prefill[0], decode[0])] == counts

@@ -7,7 +7,8 @@ import pytest
 
 from isochunk.cli.proxy import read_arguments
 from isochunk.core.errors import ConfigError
-from isochunk.proxy.config import NodeSpec, ProxyConfig, Role, Timeouts, load_nodes, parse_nodes
+from isochunk.proxy.config import NodeSpec, Role, Timeouts, load_nodes, parse_nodes
+from isochunk.proxy.limits import Limits
 from isochunk.proxy.upstream import end_to_end
 
 NODES = ["--prefiller-hosts", "p", "--prefiller-ports", "1", "--decoder-hosts", "d", "--decoder-ports", "2"]
@@ -93,8 +94,8 @@ def test_nodes_of_another_form_are_refused(data: Any) -> None:
 def test_limits_are_checked_when_they_are_made() -> None:
     with pytest.raises(ConfigError, match="connect_s = 0 must be above 0"):
         Timeouts(connect_s=0)
-    with pytest.raises(ConfigError, match="max_body = 0"):
-        ProxyConfig(max_body=0)
+    with pytest.raises(ConfigError, match="body_bytes = 0"):
+        Limits(body_bytes=0)
 
 
 def test_headers_of_one_connection_are_left_out() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import typer
 
 from isochunk.core.errors import ConfigError
 from isochunk.proxy.config import INSTALL_HINT, Nodes, NodeSpec, ProxyConfig, Role, Timeouts, load_nodes
+from isochunk.proxy.limits import Limits
 
 __all__ = ["proxy_command", "read_arguments"]
 
@@ -51,6 +53,7 @@ def read_arguments(arguments: list[str]) -> tuple[ProxyConfig, argparse.Namespac
         prefill_s=given.prefill_timeout,
         first_s=given.first_token_timeout,
         silence_s=given.silence_timeout,
+        lame_duck_s=given.lame_duck,
         drain_s=given.drain_timeout,
         probe_s=given.probe_interval,
         probe_answer_s=given.probe_timeout,
@@ -63,10 +66,38 @@ def read_arguments(arguments: list[str]) -> tuple[ProxyConfig, argparse.Namespac
         api_key=given.api_key,
         admin_key=given.admin_key or given.api_key,
         node_key=given.node_api_key,
-        max_body=given.max_body_mib << 20,
+        access_log=given.access_log,
+        limits=Limits(
+            connections=given.max_connections,
+            connections_each=given.max_connections_per_client,
+            head_bytes=given.max_header_kib << 10,
+            headers=given.max_headers,
+            head_s=given.header_timeout,
+            body_bytes=given.max_body_mib << 20,
+            bodies_bytes=given.max_bodies_mib << 20,
+            body_s=given.body_timeout,
+            idle_s=given.idle_timeout,
+        ),
         timeouts=timeouts,
     )
     return config, given
+
+
+def _add_limits(add: Callable[..., object]) -> None:
+    known = Limits()
+    add("--max-connections", type=int, default=known.connections, metavar="N",
+        help="of all clients; also bounded by the limit of open files (%(default)s)")  # fmt: skip
+    add("--max-connections-per-client", type=int, default=known.connections_each, metavar="N",
+        help="of one address; as many as in all behind another proxy (%(default)s)")  # fmt: skip
+    add("--max-header-kib", type=int, default=known.head_bytes >> 10, metavar="KIB", help="of a request (%(default)s)")
+    add("--max-headers", type=int, default=known.headers, metavar="N", help="of a request (%(default)s)")
+    add("--max-body-mib", type=int, default=known.body_bytes >> 20, metavar="MIB", help="of a request (%(default)s)")
+    add("--max-bodies-mib", type=int, default=known.bodies_bytes >> 20, metavar="MIB",
+        help="of all requests in flight, one client having half of it (%(default)s)")  # fmt: skip
+    add("--header-timeout", type=float, default=known.head_s, metavar="S", help="for a request's head (%(default)s)")
+    add("--body-timeout", type=float, default=known.body_s, metavar="S",
+        help="for a request's body, and a second more for each 64 KiB (%(default)s)")  # fmt: skip
+    add("--idle-timeout", type=float, default=known.idle_s, metavar="S", help="between two requests (%(default)s)")
 
 
 def _nodes(given: argparse.Namespace) -> Nodes:
@@ -117,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
         help="opens /instances/add and /remove; also from ISOCHUNK_ADMIN_KEY (default: the API key)")  # fmt: skip
     add("--node-api-key", default=os.environ.get("ISOCHUNK_NODE_API_KEY"), metavar="KEY",
         help="sent to the nodes; also from ISOCHUNK_NODE_API_KEY (default: what the client sends)")  # fmt: skip
-    add("--max-body-mib", type=int, default=256, metavar="MIB", help="largest request (default: %(default)s)")
+    _add_limits(add)
     add("--prefill-timeout", type=float, default=1800.0, metavar="S", help="for a P node's answer (%(default)s)")
     add("--first-token-timeout", type=float, default=120.0, metavar="S", help="for a stream's first byte (%(default)s)")
     add("--silence-timeout", type=float, default=120.0, metavar="S", help="between a stream's pieces (%(default)s)")
@@ -128,6 +159,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="for requests in flight at SIGTERM (%(default)s)",
     )
+    add("--lame-duck", type=float, default=2.0, metavar="S",
+        help="after SIGTERM serve on so long while /health is refused (%(default)s)")  # fmt: skip
+    add("--access-log", action=argparse.BooleanOptionalAction, default=True, help="a line for each request (on)")
     add("--probe-interval", type=float, default=5.0, metavar="S", help="between two looks at a node (%(default)s)")
     add("--probe-timeout", type=float, default=10.0, metavar="S", help="for a node's answer to a look (%(default)s)")
     add("--log-level", default="info", type=str.lower, choices=("debug", "info", "warning", "error", "critical"))

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
-
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
 
 from isochunk.core.errors import ConfigError
 from isochunk.proxy.client import Client
@@ -27,68 +19,88 @@ from isochunk.proxy.upstream import Upstream, end_to_end
 
 __all__ = ["Proxy"]
 
+log = logging.getLogger("isochunk.proxy")
+
 _MODELS_S = 10.0
+_JSON = [(b"content-type", b"application/json")]
+
+
+class _Route(NamedTuple):
+    method: str
+    handler: Callable[[Client], Awaitable[None]]
+    key: str | None  # which opens it; None for everybody
 
 
 class Proxy:
-    """The parts of a running proxy, and its ASGI app."""
+    """The parts of a running proxy; to be made inside the running event loop.
 
-    fleet: Fleet
-    relay: Relay
-    metrics: Metrics
-    upstream: Upstream
+    Attributes:
+        leaving: it is about to stop, and says so to who asks for its health.
+    """
 
     def __init__(self, config: ProxyConfig) -> None:
         self.config = config
-        admin = [
-            Route("/instances/add", self._add, methods=["POST"]),
-            Route("/instances/remove", self._remove, methods=["POST"]),
-        ]
-        self.app = Starlette(
-            routes=[
-                Route("/v1/completions", _Generate(self), methods=["POST"]),
-                Route("/v1/chat/completions", _Generate(self), methods=["POST"]),
-                Route("/v1/models", self._models),
-                Route("/healthcheck", self._healthcheck),
-                Route("/metrics", self._metrics),
-                *(admin if config.admin_key else []),
-            ],
-            middleware=[Middleware(_Keys, config=config)],
-            exception_handlers={HTTPException: _http_error, ProxyError: _proxy_error},
-            lifespan=self._lifespan,
-        )
-
-    @asynccontextmanager
-    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        node_headers = {"authorization": f"Bearer {self.config.node_key}"} if self.config.node_key else {}
-        self.upstream = Upstream(self.config.timeouts)
-        self.fleet = Fleet(self.upstream, self.config.timeouts, node_headers)
+        self.leaving = False
+        node_headers = {"authorization": f"Bearer {config.node_key}"} if config.node_key else {}
+        self.upstream = Upstream(config.timeouts)
+        self.fleet = Fleet(self.upstream, config.timeouts, node_headers)
         self.metrics = Metrics(self.fleet)
-        self.relay = Relay(self.config, self.fleet, self.upstream, self.metrics)
-        await self.fleet.set(self.config.nodes)
-        try:
-            yield
-        finally:
-            await self.fleet.close()
-            await self.upstream.close()
+        self.relay = Relay(config, self.fleet, self.upstream, self.metrics)
+        key = config.api_key
+        self._routes = {
+            "/v1/completions": _Route("POST", self.relay.serve, key),
+            "/v1/chat/completions": _Route("POST", self.relay.serve, key),
+            "/v1/models": _Route("GET", self._models, key),
+            "/health": _Route("GET", self._health, None),
+            "/healthcheck": _Route("GET", self._health, None),
+            "/metrics": _Route("GET", self._metrics, key),
+        }
+        if config.admin_key:
+            self._routes |= {
+                "/instances": _Route("GET", self._list, config.admin_key),
+                "/instances/add": _Route("POST", self._add, config.admin_key),
+                "/instances/remove": _Route("POST", self._remove, config.admin_key),
+            }
 
-    async def _healthcheck(self, request: Request) -> Response:
+    async def close(self) -> None:
+        """Stop watching nodes and close the connections to them."""
+        await self.fleet.close()
+        await self.upstream.close()
+
+    async def __call__(self, client: Client) -> None:
+        """Answer one request.
+
+        Raises:
+            ProxyError: what it gets in place of an answer.
+        """
+        route = self._routes.get(client.path)
+        key = route.key if route else self.config.api_key
+        if key is not None and not _has_key(client, key):
+            raise ProxyError(401, "authentication_error", "send the key as 'Authorization: Bearer KEY'")
+        if route is None:
+            raise ProxyError(404, "not_found_error", "there is no such route")
+        if client.method != route.method and (client.method, route.method) != ("HEAD", "GET"):
+            raise ProxyError(405, "invalid_request_error", f"this route takes {route.method}")
+        await route.handler(client)
+
+    async def _health(self, client: Client) -> None:
+        """Counts, and no addresses: it is open to everybody."""
         ready = {role: sum(n.alive and not n.draining for n in pool) for role, pool in self.fleet.pools.items()}
-        well = all(ready.values())
+        well = all(ready.values()) and not self.leaving
         body = {
-            "status": "ok" if well else "unavailable",
+            "status": "ok" if well else "leaving" if self.leaving else "unavailable",
             "prefill_instances": ready[Role.PREFILL],
             "decode_instances": ready[Role.DECODE],
-            "nodes": [_describe(node) for pool in self.fleet.pools.values() for node in pool],
+            "request_num": self.metrics.active,
         }
-        return JSONResponse(body, status_code=200 if well else 503)
+        await _answer(client, body, 200 if well else 503)
 
-    async def _metrics(self, request: Request) -> Response:
-        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    async def _metrics(self, client: Client) -> None:
+        await client.answer(200, [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")], self.metrics.text())
 
-    async def _models(self, request: Request) -> Response:
+    async def _models(self, client: Client) -> None:
         """The models of the first node that answers; all serve the same."""
-        passed = dict(end_to_end(request.headers.items()))
+        passed = dict(end_to_end(client.headers))
         key = self.config.node_key
         headers = {"authorization": f"Bearer {key}"} if key else {}
         if key is None and self.config.api_key is None and "authorization" in passed:
@@ -100,69 +112,47 @@ class Proxy:
                 except (OSError, ValueError):
                     continue
                 if status < 500:
-                    return JSONResponse(_as_json(answer), status_code=status)
+                    await _answer(client, _as_json(answer), status)
+                    return
         raise ProxyError(503, "service_unavailable", "no node can say which models it serves", retry_after_s=2)
 
-    async def _add(self, request: Request) -> Response:
-        role, specs = await _instances(request)
+    async def _list(self, client: Client) -> None:
+        await _answer(client, {"nodes": [_describe(node) for pool in self.fleet.pools.values() for node in pool]})
+
+    async def _add(self, client: Client) -> None:
+        role, specs = await _instances(client)
         added = []
         for spec in specs:
             if await self.fleet.add(role, spec):
                 added.append(spec.name)
-        return JSONResponse({"message": f"added {len(added)} {role} nodes", "added": added, **self._names()})
+        await _answer(client, {"message": f"added {len(added)} {role} nodes", "added": added, **self._names()})
 
-    async def _remove(self, request: Request) -> Response:
-        role, specs = await _instances(request)
+    async def _remove(self, client: Client) -> None:
+        role, specs = await _instances(client)
         drained = [node.name for spec in specs if (node := self.fleet.drain(role, spec.name))]
-        return JSONResponse({"message": f"{len(drained)} {role} nodes drain", "removed": drained, **self._names()})
+        await _answer(client, {"message": f"{len(drained)} {role} nodes drain", "removed": drained, **self._names()})
 
     def _names(self) -> dict[str, list[str]]:
-        return {
-            f"{role}_instances": [node.name for node in pool if not node.draining]
-            for role, pool in self.fleet.pools.items()
+        names = {
+            str(role): [node.name for node in pool if not node.draining] for role, pool in self.fleet.pools.items()
         }
+        return {f"{start}{role}_instances": each for start in ("", "current_") for role, each in names.items()}
 
 
-class _Generate:
-    """Plain ASGI: a response class of the framework would end a broken stream as if it were whole."""
-
-    def __init__(self, proxy: Proxy) -> None:
-        self._proxy = proxy
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        client = Client(receive, send, self._proxy.config.timeouts.client_s)
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
-        await self._proxy.relay.serve(client, scope["path"], headers)
+async def _answer(client: Client, body: Any, status: int = 200) -> None:
+    await client.answer(status, _JSON, json.dumps(body).encode())
 
 
-class _Keys:
-    """Lets nobody in without the key, on any route; the admin routes have their own."""
-
-    def __init__(self, app: ASGIApp, config: ProxyConfig) -> None:
-        self._app = app
-        self._config = config
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            key = self._config.api_key
-            if scope["path"].startswith("/instances/"):
-                key = self._config.admin_key
-            if key is not None and not _has_key(scope, key):
-                error = ProxyError(401, "authentication_error", "send the key as 'Authorization: Bearer KEY'")
-                await Client(receive, send, self._config.timeouts.client_s).fail(error)
-                return
-        await self._app(scope, receive, send)
-
-
-def _has_key(scope: Scope, key: str) -> bool:
-    given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+def _has_key(client: Client, key: str) -> bool:
+    given = (client.header("authorization") or "").encode("latin-1")
     return hmac.compare_digest(given, b"Bearer " + key.encode())
 
 
-async def _instances(request: Request) -> tuple[Role, list[NodeSpec]]:
+async def _instances(client: Client) -> tuple[Role, list[NodeSpec]]:
     """From ``{"type": "prefill", "instances": "host:port"}``, where instances may be a list."""
+    data = await client.read()
     try:
-        body = json.loads(await request.body())
+        body = json.loads(data)
         role = Role(body["type"])
         names = body["instances"]
         names = [names] if isinstance(names, str) else names
@@ -185,15 +175,3 @@ def _describe(node: Any) -> dict[str, Any]:
 
 def _as_json(answer: Any) -> Any:
     return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
-
-
-async def _proxy_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ProxyError)
-    headers = {name.decode(): value.decode() for name, value in error.headers()}
-    return Response(error.body(), error.status, headers)
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
-    return await _proxy_error(request, ProxyError(error.status_code, kind, error.detail))

@@ -46,7 +46,7 @@ class Member:
 class Body:
     """A JSON object: its bytes, where its members lie, and the values of the small ones."""
 
-    data: bytes
+    data: bytes | bytearray
     members: tuple[Member, ...]
     values: dict[str, Any]
 
@@ -67,7 +67,7 @@ class Body:
         return [*pieces, added, b"}"]
 
 
-async def parse_body(data: bytes) -> Body:
+async def parse_body(data: bytes | bytearray) -> Body:
     """Find the members of a JSON object.
 
     Raises:
@@ -82,7 +82,7 @@ async def parse_body(data: bytes) -> Body:
 class _Scan:
     """One pass over the bytes; its iterators yield whenever other work should get a turn."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes | bytearray) -> None:
         self.data = data
         self.at = 0
         self.steps = 0
@@ -182,7 +182,7 @@ class _Scan:
     def _peek(self) -> bytes:
         """The next character that is no space, or nothing at the end."""
         self.at = self._match(_SPACE, len(self.data))
-        return self.data[self.at : self.at + 1]
+        return bytes(self.data[self.at : self.at + 1])
 
     def _expect(self, character: bytes) -> None:
         if self._peek() != character:

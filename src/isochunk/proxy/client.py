@@ -1,85 +1,122 @@
-"""The client's side of one request, on the ASGI channels."""
+"""One request of a client, and its answer."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
-from contextlib import suppress
-from typing import Any
+import re
+import time
+import uuid
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from isochunk.proxy.errors import ClientGoneError, ProxyError
 
+if TYPE_CHECKING:
+    from isochunk.proxy.connection import Connection
+
 __all__ = ["Client"]
 
-Message = MutableMapping[str, Any]
-Headers = list[tuple[bytes, bytes]]
+Headers = Sequence[tuple[bytes, bytes]]
+
+_PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
+_ODD = re.compile(r"[^\x21-\x7e]+")
+_LONGEST_ID = 64
 
 
 class Client:
     """Reads one request and writes its answer.
 
-    Args:
-        patience_s: seconds in which the client must take what it is sent.
-
     Attributes:
+        method, path, query: of the request line.
+        headers: names in lower case.
+        id: for answers, logs and nodes; begins with the client's own. Unique even when clients repeat theirs: the
+            connectors match P's and D's requests by it.
+        refusal: the error to answer in place of anything else.
+        keep_alive: the connection may serve another request after this one.
+        body: what has come of it.
         started: the status line is on its way, so the answer can't be replaced by an error any more.
+        ended: the answer is whole.
+        gone: nobody is left to answer.
+        status, sent: of the answer so far: 0 before it began, and bytes of its body.
+        notes: what the access log says of it beside.
     """
 
     def __init__(
-        self,
-        receive: Callable[[], Awaitable[Message]],
-        send: Callable[[Message], Awaitable[None]],
-        patience_s: float,
+        self, connection: Connection, method: str, target: str, headers: list[tuple[str, str]], *, modern: bool
     ) -> None:
-        self._receive = receive
-        self._send = send
-        self._patience_s = patience_s
-        self.started = False
+        self._connection = connection
+        self._modern = modern
+        self.method = method
+        self.path, _, self.query = target.partition("?")
+        self.headers = headers
+        given = _ODD.sub("", self.header("x-request-id") or "")[:_LONGEST_ID]
+        self.id = f"{given}-{uuid.uuid4().hex[:12]}" if given else uuid.uuid4().hex
+        self.began = time.monotonic()
+        self.refusal: ProxyError | None = None
+        self.keep_alive = True
+        self.body = bytearray()
+        self.started = self.ended = self.gone = False
+        self.status = self.sent = 0
+        self.notes: dict[str, str] = {}
+        self._complete = False
+        self._body_error: ProxyError | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._head = b""
+        self._chunked = False
 
-    async def read(self, limit: int) -> bytes:
-        """The body.
+    @property
+    def peer(self) -> str:
+        """Whom it counts for."""
+        return self._connection.peer
+
+    @property
+    def closes(self) -> bool:
+        """The connection ends with the answer; also when the body was not waited for."""
+        return not self.keep_alive or not self._complete or self._connection.must_close
+
+    def header(self, name: str) -> str | None:
+        """The first header of this name."""
+        return next((value for key, value in self.headers if key == name), None)
+
+    async def read(self) -> bytearray:
+        """The body, once it is here.
 
         Raises:
-            ProxyError: 413, it is longer than ``limit`` bytes.
-            ClientGoneError: it did not come to its end.
+            ProxyError: it breaks a limit.
         """
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGoneError
-            part = message.get("body", b"")
-            size += len(part)
-            if size > limit:
-                raise ProxyError(413, "invalid_request_error", f"the body is longer than {limit} bytes")
-            parts.append(part)
-            if not message.get("more_body"):
-                return b"".join(parts)
+        if not self._complete and self._body_error is None:
+            if not self.body and (self.header("expect") or "").lower() == "100-continue":
+                self._connection.expect(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        if self._body_error is not None:
+            raise self._body_error
+        return self.body
 
-    async def while_there(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do the work, and cancel it when the client goes away.
+    def body_ends(self, error: ProxyError | None = None) -> None:
+        """The body is complete, or there will be no more of it."""
+        self._complete = error is None
+        self._body_error = error
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
-        Raises:
-            ClientGoneError: the client went away.
-        """
-        task = asyncio.ensure_future(work)
-        gone = asyncio.ensure_future(self._wait_until_gone())
-        try:
-            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise ClientGoneError
-            await task
-        finally:
-            gone.cancel()
-            task.cancel()
-            with suppress(asyncio.CancelledError, ProxyError, ClientGoneError):
-                await task
-
-    async def start(self, status: int, headers: Headers) -> None:
-        """Send the status line and the headers."""
+    def start(self, status: int, headers: Headers, *, length: int | None = None) -> None:
+        """Say the status; it goes out with the first part of the body. Without a length, the body is a stream."""
         self.started = True
-        await self._put({"type": "http.response.start", "status": status, "headers": headers})
+        self.status = status
+        lines = [b"HTTP/1.1 %d %b" % (status, _PHRASES.get(status, b"")), b"date: " + self._connection.date()]
+        lines += [name + b": " + value for name, value in headers if name != b"x-request-id"]
+        lines.append(b"x-request-id: " + self.id.encode())
+        if length is not None:
+            lines.append(b"content-length: %d" % length)
+        elif self._modern:
+            self._chunked = True
+            lines.append(b"transfer-encoding: chunked")
+        if self.closes:
+            self.keep_alive = False
+            lines.append(b"connection: close")
+        self._head = b"\r\n".join([*lines, b"\r\n"])
 
     async def send(self, data: bytes, *, last: bool = False) -> None:
         """Send a part of the body; waits while the client is slow.
@@ -87,11 +124,24 @@ class Client:
         Raises:
             ClientGoneError: it took nothing for too long, or closed the connection.
         """
-        await self._put({"type": "http.response.body", "body": data, "more_body": not last})
+        if self.gone:
+            raise ClientGoneError
+        self.sent += len(data)
+        self.ended = last
+        parts = [self._head]
+        self._head = b""
+        if self.method != "HEAD":
+            if self._chunked and data:
+                parts += [b"%x\r\n" % len(data), data, b"\r\n"]
+            else:
+                parts.append(data)
+            if self._chunked and last:
+                parts.append(b"0\r\n\r\n")
+        await self._connection.write(self, b"".join(parts))
 
     async def answer(self, status: int, headers: Headers, data: bytes) -> None:
         """Send a whole answer."""
-        await self.start(status, [*headers, (b"content-length", str(len(data)).encode())])
+        self.start(status, headers, length=len(data))
         await self.send(data, last=True)
 
     async def fail(self, error: ProxyError) -> None:
@@ -100,14 +150,3 @@ class Client:
             await self.send(b"data: " + error.body() + b"\n\n", last=True)
         else:
             await self.answer(error.status, error.headers(), error.body())
-
-    async def _put(self, message: Message) -> None:
-        try:
-            async with asyncio.timeout(self._patience_s):
-                await self._send(message)
-        except (TimeoutError, OSError) as error:
-            raise ClientGoneError from error
-
-    async def _wait_until_gone(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass

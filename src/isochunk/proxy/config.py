@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from isochunk.core.errors import ConfigError
+from isochunk.proxy.limits import Limits
 
 __all__ = ["NodeSpec", "Nodes", "ProxyConfig", "Role", "Timeouts", "load_nodes", "parse_nodes", "read_yaml"]
 
@@ -83,7 +84,8 @@ class Timeouts:
         silence_s: between two pieces of a stream.
         answer_s: until a D node has answered a request that is not streamed.
         client_s: until a client takes more bytes.
-        drain_s: until the requests in flight are done after SIGTERM.
+        lame_duck_s: after SIGTERM, in which all is served and health is refused, so that balancers look elsewhere.
+        drain_s: until the requests in flight are done after that.
         probe_s: between two looks at a healthy node.
         probe_answer_s: until a node has answered such a look.
     """
@@ -94,6 +96,7 @@ class Timeouts:
     silence_s: float = 120.0
     answer_s: float = 3600.0
     client_s: float = 120.0
+    lame_duck_s: float = 2.0
     drain_s: float = 600.0
     probe_s: float = 5.0
     probe_answer_s: float = 10.0
@@ -116,7 +119,8 @@ class ProxyConfig:
         api_key: required on every route when set.
         admin_key: opens ``/instances/*``; those routes are off without it.
         node_key: sent to the nodes in place of the client's key.
-        max_body: bytes of the largest request.
+        access_log: write a line for each request.
+        limits: see `Limits`.
         timeouts: see `Timeouts`.
     """
 
@@ -127,7 +131,8 @@ class ProxyConfig:
     api_key: str | None = None
     admin_key: str | None = None
     node_key: str | None = None
-    max_body: int = 256 << 20
+    access_log: bool = True
+    limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
 
     def __post_init__(self) -> None:
@@ -135,8 +140,6 @@ class ProxyConfig:
             raise ConfigError(f"attempts = {self.attempts} must be at least 1")
         if self.deadline_s is not None and not self.deadline_s > 0:
             raise ConfigError(f"deadline = {self.deadline_s} must be above 0 seconds")
-        if self.max_body < 1:
-            raise ConfigError(f"max_body = {self.max_body} must be at least 1 byte")
 
 
 def read_yaml(path: Path, what: str = "") -> Any:

@@ -6,7 +6,14 @@ import json
 
 from isochunk.core.errors import IsochunkError
 
-__all__ = ["ClientGoneError", "NodeFailedError", "NodeRefusedError", "NodeUnreachableError", "ProxyError"]
+__all__ = [
+    "ClientGoneError",
+    "ExhaustedError",
+    "NodeFailedError",
+    "NodeRefusedError",
+    "NodeUnreachableError",
+    "ProxyError",
+]
 
 
 class ProxyError(IsochunkError):
@@ -47,6 +54,13 @@ class NodeFailedError(ProxyError):
 
 class NodeUnreachableError(NodeFailedError):
     """A node could not be connected to, so it has seen nothing of the request."""
+
+
+class ExhaustedError(ProxyError):
+    """The proxy itself is out of descriptors or memory; no node is to blame."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "overloaded", "the proxy has no descriptors left", retry_after_s=2)
 
 
 class ClientGoneError(IsochunkError):

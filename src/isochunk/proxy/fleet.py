@@ -9,6 +9,7 @@ from typing import Any
 
 from isochunk.core.errors import ModelError
 from isochunk.proxy.config import Nodes, NodeSpec, Role, Timeouts
+from isochunk.proxy.errors import ExhaustedError
 from isochunk.proxy.nodes import Node, Pool
 from isochunk.proxy.price import read_status
 from isochunk.proxy.upstream import Upstream
@@ -98,6 +99,8 @@ class Fleet:
                 raise OSError(f"/health answered {status}")
             if node.role is Role.PREFILL:
                 await self._learn(node)
+        except ExhaustedError:
+            return node.alive  # nothing is known of it
         except TimeoutError:
             return False
         except (OSError, ValueError) as error:

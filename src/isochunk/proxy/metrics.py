@@ -26,9 +26,14 @@ class _Outcome:
 
 
 class Metrics:
-    """Counters of the requests; the nodes' gauges are read when they are asked for."""
+    """Counters of the requests; the nodes' gauges are read when they are asked for.
+
+    Attributes:
+        active: requests in the proxy now.
+    """
 
     def __init__(self, fleet: Fleet) -> None:
+        self.active = 0
         self._registry = CollectorRegistry()
         self._registry.register(_NodeGauges(fleet))
         registry = self._registry
@@ -70,10 +75,12 @@ class Metrics:
         outcome = _Outcome()
         began = time.monotonic()
         self._active.inc()
+        self.active += 1
         try:
             yield outcome
         finally:
             self._active.dec()
+            self.active -= 1
             self._requests.labels(path, outcome.value).inc()
             self._seconds.observe(time.monotonic() - began)
 

@@ -19,8 +19,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from isochunk.proxy import mock_answers
-from isochunk.proxy.client import Client
 from isochunk.proxy.errors import ClientGoneError, NodeFailedError, ProxyError
+from isochunk.proxy.mock_client import Client
 from isochunk.proxy.price import NodeModel
 
 __all__ = ["MockNode"]
@@ -89,11 +89,12 @@ class MockNode:
         """A completion."""
         client = Client(receive, send, 3600.0)
         self.counts["requests"] += 1
-        self.headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        self.headers = headers
         self.active += 1
         try:
             data = await client.read(1 << 30)
-            await client.while_there(self._complete(client, data))
+            await client.while_there(self._complete(client, headers, data))
             self.counts["finished"] += 1
         except ClientGoneError:
             self.counts["cancelled"] += 1
@@ -103,7 +104,7 @@ class MockNode:
         finally:
             self.active -= 1
 
-    async def _complete(self, client: Client, data: bytes) -> None:
+    async def _complete(self, client: Client, headers: dict[str, str], data: bytes) -> None:
         if self.knobs.hang:
             await asyncio.Event().wait()
         if self.knobs.die == "before":
@@ -119,11 +120,11 @@ class MockNode:
         if self.knobs.empty:
             await client.answer(200, _JSON, b"")
         elif self.role == "prefill":
-            await self._prefill(client, request)
+            await self._prefill(client, headers, request)
         else:
             await self._decode(client, request)
 
-    async def _prefill(self, client: Client, request: dict[str, Any]) -> None:
+    async def _prefill(self, client: Client, headers: dict[str, str], request: dict[str, Any]) -> None:
         tokens = mock_answers.tokens(request)
         if self.model is not None:
             price = self.model.price(tokens)
@@ -135,7 +136,7 @@ class MockNode:
         else:
             await asyncio.sleep(self.delay_s)
         params = request.get("kv_transfer_params") or {}
-        key = params.get("transfer_id") or self.headers.get("x-request-id", "")
+        key = params.get("transfer_id") or headers.get("x-request-id", "")
         answer: dict[str, Any] = mock_answers.answer(request, ["one"]) | {"usage": {"prompt_tokens": tokens}}
         if params.get("do_remote_decode"):
             self._held[key] = tokens

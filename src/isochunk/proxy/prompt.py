@@ -89,7 +89,7 @@ async def read_prompt(body: Body, *, chat: bool) -> Prompt:
     return Prompt(kind, member.end - member.value, ids, prints)
 
 
-def _is_one(data: bytes, member: Member) -> bool:
+def _is_one(data: bytes | bytearray, member: Member) -> bool:
     """Whether an array is one prompt: token ids, one string, or one array of token ids."""
     opening = _OPEN.match(data, member.value, member.end)
     assert opening is not None
@@ -103,7 +103,7 @@ def _is_one(data: bytes, member: Member) -> bool:
     return inner_only and _CLOSE_TWO.search(data, max(member.end - _TAIL, member.value), member.end) is not None
 
 
-async def _count_ids(data: bytes, member: Member) -> int | None:
+async def _count_ids(data: bytes | bytearray, member: Member) -> int | None:
     if data.find(b'"', member.value, member.end) >= 0:
         return None
     commas = 0
@@ -118,7 +118,7 @@ async def _fingerprints(body: Body, member: Member) -> tuple[int, ...]:
     last = hash(str(body.values.get("model")))
     prints = []
     for index, at in enumerate(range(member.value, member.end - PIECE + 1, PIECE)):
-        last = fingerprint(last, body.data[at : at + PIECE])
+        last = fingerprint(last, bytes(body.data[at : at + PIECE]))
         prints.append(last)
         if index % _PIECES_A_TURN == _PIECES_A_TURN - 1:
             await asyncio.sleep(0)

@@ -43,13 +43,16 @@ class Relay:
         self._metrics = metrics
         self._estimate = TokenEstimate()
 
-    async def serve(self, client: Client, path: str, headers: list[tuple[str, str]]) -> None:
+    async def serve(self, client: Client) -> None:
         """Answer one request. Whatever happens, the client gets an answer or an error, and all counters go back."""
         outcome = "ok"
+        path = client.path
         with self._metrics.request(path) as request:
             try:
-                read = await read_request(client, path, headers, self._config, self._estimate)
-                await client.while_there(self._try_nodes(read, client))
+                await self._try_nodes(await read_request(client, self._config, self._estimate), client)
+            except asyncio.CancelledError:
+                request.done("client_gone")
+                raise
             except ClientGoneError:
                 outcome = "client_gone"
             except ProxyError as error:
@@ -173,7 +176,7 @@ class Relay:
             if not piece:
                 raise NodeFailedError(node.name, "ended its stream before the first byte")
             until_first_byte.close()
-            await client.start(response.status, headers)
+            client.start(response.status, headers)
             await self._stream(node, client, response.content, piece, patience)
 
     async def _stream(

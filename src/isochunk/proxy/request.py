@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,7 +15,6 @@ from isochunk.proxy.upstream import end_to_end
 __all__ = ["ProxyRequest", "read_request"]
 
 _NOT_PASSED = frozenset({"host", "content-length", "content-type", "accept-encoding", "expect", "x-request-id"})
-_LONGEST_ID = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +31,25 @@ class ProxyRequest:
     tokens: int
 
 
-async def read_request(
-    client: Client, path: str, headers: list[tuple[str, str]], config: ProxyConfig, estimate: TokenEstimate
-) -> ProxyRequest:
+async def read_request(client: Client, config: ProxyConfig, estimate: TokenEstimate) -> ProxyRequest:
     """Read a request.
 
     Raises:
-        ProxyError: 400 or 413, it can't be served.
-        ClientGoneError: it did not come to its end.
+        ProxyError: it can't be served.
     """
-    chat = path.endswith("/chat/completions")
-    body = await parse_body(await client.read(config.max_body))
+    chat = client.path.endswith("/chat/completions")
+    body = await parse_body(await client.read())
     for name in ("n", "best_of"):
         if body.values.get(name) not in (None, 1):
             message = f"{name} = {body.values[name]!r}: KV is handed over for one answer; send several requests"
             raise ProxyError(400, "invalid_request_error", message)
     prompt = await read_prompt(body, chat=chat)
-    given = dict(headers).get("x-request-id", "")[:_LONGEST_ID]
     return ProxyRequest(
-        # Unique even when clients repeat theirs: the connectors match P's and D's requests by it.
-        id=f"{given}-{uuid.uuid4().hex[:12]}" if given else uuid.uuid4().hex,
-        path=path,
+        id=client.id,
+        path=client.path,
         chat=chat,
         stream=body.values.get("stream") is True,
-        headers=_passed(headers, config),
+        headers=_passed(client.headers, config),
         body=body,
         prompt=prompt,
         tokens=estimate.tokens(prompt),

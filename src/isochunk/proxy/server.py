@@ -6,40 +6,38 @@ import asyncio
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Callable
 
-import uvicorn
-
 from isochunk.core.errors import ConfigError, IsochunkError
+from isochunk.proxy.access import Journal
 from isochunk.proxy.app import Proxy
 from isochunk.proxy.config import ProxyConfig, load_nodes
+from isochunk.proxy.limits import Gate, raise_descriptors
+from isochunk.proxy.listener import Listener
 
 __all__ = ["serve"]
 
 log = logging.getLogger("isochunk.proxy")
 
 
-def serve(config: ProxyConfig, *, host: str, port: int, log_level: str = "info") -> None:
+def serve(
+    config: ProxyConfig, *, host: str, port: int, log_level: str = "info", tls: ssl.SSLContext | None = None
+) -> None:
     """Serve until SIGTERM or SIGINT, then finish the requests in flight. SIGHUP reads the nodes' file again.
 
     Raises:
         ConfigError: the address can't be bound.
     """
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+    journal = Journal(access=config.access_log)
+    journal.take_over(log_level)
+    descriptors = raise_descriptors()
     listening = _bind(host, port)
-    proxy = Proxy(config)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            proxy.app,
-            log_config=None,
-            access_log=False,
-            timeout_graceful_shutdown=int(config.timeouts.drain_s),
-        )
-    )
-    # The server raises a signal that stopped it once more after its work: drained is done, not killed.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_run(server, proxy, listening))
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_run(config, listening, descriptors, tls, journal))
+    finally:
+        journal.close()
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -63,16 +61,65 @@ def _bind(host: str, port: int) -> socket.socket:
     return listening
 
 
-async def _run(server: uvicorn.Server, proxy: Proxy, listening: socket.socket) -> None:
+async def _run(
+    config: ProxyConfig, listening: socket.socket, descriptors: int, tls: ssl.SSLContext | None, journal: Journal
+) -> None:
+    loop = asyncio.get_running_loop()
+    stop = _Stop(loop)
+    proxy = Proxy(config)
+    gate = Gate(config.limits, descriptors)
+    if gate.connections < config.limits.connections:
+        log.warning("%d clients at most: the limit of open files is too low for more", gate.connections)
+    listener = Listener(proxy, gate, patience_s=config.timeouts.client_s, finished=journal.finished)
     reloads: set[asyncio.Task[None]] = set()
 
     def reload() -> None:
-        task = asyncio.create_task(_reload(proxy))
+        task = loop.create_task(_reload(proxy))
         reloads.add(task)
         task.add_done_callback(reloads.discard)
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
-    await server.serve(sockets=[listening])
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    writing = loop.create_task(journal.write())
+    await proxy.fleet.set(config.nodes)
+    server = await loop.create_server(
+        listener.connection,
+        sock=listening,
+        ssl=tls,
+        backlog=2048,
+        ssl_handshake_timeout=config.limits.head_s if tls else None,
+    )
+    await stop.asked.wait()
+    if not stop.at_once.is_set():
+        proxy.leaving = True
+        log.info("stopping: refusing health for %g s, then connections", config.timeouts.lame_duck_s)
+        await stop.hurried(config.timeouts.lame_duck_s)
+    server.close()
+    await listener.drain(config.timeouts.drain_s)
+    await proxy.close()
+    writing.cancel()
+
+
+class _Stop:
+    """The signals to stop: SIGTERM gives load balancers time to see it, SIGINT or a second one does not."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.asked = asyncio.Event()
+        self.at_once = asyncio.Event()
+        loop.add_signal_handler(signal.SIGTERM, self._ask)
+        loop.add_signal_handler(signal.SIGINT, self._ask, True)
+
+    def _ask(self, at_once: bool = False) -> None:
+        if at_once or self.asked.is_set():
+            self.at_once.set()
+        self.asked.set()
+
+    async def hurried(self, seconds: float) -> None:
+        """Wait so long, or until a second signal."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.at_once.wait()
+        except TimeoutError:
+            pass
 
 
 async def _reload(proxy: Proxy) -> None:

@@ -7,6 +7,8 @@ On aiohttp: at 64 requests at once, one with a short streamed answer costs it 0.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -15,12 +17,13 @@ import aiohttp
 
 from isochunk.proxy.body import SLICE, Pieces
 from isochunk.proxy.config import Timeouts
-from isochunk.proxy.errors import NodeFailedError, NodeUnreachableError
+from isochunk.proxy.errors import ExhaustedError, NodeFailedError, NodeUnreachableError
 from isochunk.proxy.nodes import Node
 
 __all__ = ["Upstream", "end_to_end"]
 
 _KEEPALIVE_S = 3.0  # below the 5 s after which vLLM closes idle connections, or requests would meet the closing
+_OURS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
 _HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
      "transfer-encoding", "upgrade"}
@@ -73,6 +76,7 @@ class Upstream:
         Raises:
             OSError: no answer; a `TimeoutError` when it took too long.
             ValueError: the answer is not what it says it is.
+            ExhaustedError: the proxy can't ask.
         """
         try:
             async with asyncio.timeout(seconds), self._session.get(url, headers=headers) as response:
@@ -80,6 +84,8 @@ class Upstream:
                     return response.status, await response.json()
                 return response.status, await response.read()
         except aiohttp.ClientError as error:
+            if _is_exhausted(error):
+                raise ExhaustedError from error
             raise OSError(str(error) or type(error).__name__) from error
 
 
@@ -89,11 +95,26 @@ def _translated(node: Node) -> Iterator[None]:
     try:
         yield
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        if _is_exhausted(error):
+            raise ExhaustedError from error
         node.suspect()
         raise NodeUnreachableError(node.name, f"can't be reached: {error}") from error
     except (aiohttp.ClientError, ConnectionError) as error:
         node.look_now.set()
         raise NodeFailedError(node.name, f"broke the connection: {str(error) or type(error).__name__}") from error
+
+
+def _is_exhausted(error: aiohttp.ClientError) -> bool:
+    """Whether the connection failed for want of something of ours."""
+    cause = getattr(error, "os_error", error)
+    if isinstance(cause, OSError) and cause.errno in _OURS:
+        return True
+    if isinstance(error, aiohttp.ClientConnectorError):  # a failed name look-up does not say why
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as own:
+            return own.errno in _OURS
+    return False
 
 
 async def _feed(pieces: Pieces) -> AsyncIterator[bytes | memoryview]:
