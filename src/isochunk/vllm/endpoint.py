@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from isochunk.core.planner import Policy
 from isochunk.vllm import compat
+from isochunk.vllm.virtual.rehearsal import rehearsal_of
+from isochunk.vllm.virtual.routes import rehearsal_routes
 
 __all__ = ["IsochunkEndpoint"]
 
@@ -38,6 +40,8 @@ class IsochunkEndpoint:
     def attach_router(self, app: FastAPI) -> None:
         """Register the routes."""
         app.include_router(router)
+        if (rehearsal := rehearsal_of(os.environ)) is not None:
+            app.include_router(rehearsal_routes(rehearsal.channel, authorise))
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Keep what the routes need: the way to the engine and the keys that vLLM accepts."""
@@ -45,10 +49,16 @@ class IsochunkEndpoint:
         state.isochunk_keys = [key for key in (args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
 
 
-async def _call(request: Request, method: str, *args: Any) -> dict[str, Any]:
-    state = request.app.state
-    if state.isochunk_keys and not compat.token_is_valid(request.headers, state.isochunk_keys):
+def authorise(request: Request) -> None:
+    """Raise `HTTPException` unless the request carries one of the server's keys, if it has any."""
+    keys = request.app.state.isochunk_keys
+    if keys and not compat.token_is_valid(request.headers, keys):
         raise HTTPException(401, "Unauthorized: send the server's API key as 'Authorization: Bearer KEY'")
+
+
+async def _call(request: Request, method: str, *args: Any) -> dict[str, Any]:
+    authorise(request)
+    state = request.app.state
     try:
         return dict(await state.isochunk_engine.engine_core.call_utility_async(method, *args))
     except Exception as error:  # vLLM reports what failed in the engine as a plain Exception

@@ -11,6 +11,7 @@ from typing import Any
 from isochunk.core.errors import ConfigError
 from isochunk.vllm import compat, shared_cores, versions
 from isochunk.vllm.config import KEY, ChunkConfig, read_config
+from isochunk.vllm.virtual.rehearsal import rehearsal_of
 
 __all__ = ["SCHEDULERS", "check_engine", "chunk_config", "profile_key", "select_scheduler"]
 
@@ -111,6 +112,7 @@ def profile_key(vllm_config: Any) -> dict[str, Any]:
         "threads": [os.environ.get("VLLM_CPU_OMP_THREADS_BIND", ""), len(os.sched_getaffinity(0))],
         "naps": shared_cores.is_named(),
         "vllm": compat.vllm_version(),
+        **({"rehearsal": rehearsal.key()} if (rehearsal := rehearsal_of(os.environ)) else {}),
     }
 
 

@@ -6,6 +6,7 @@
 | `scheduling.py` | what a step reads and sets: queues, prefix hits, requests |
 | `routes.py` | the HTTP routes and the server's keys |
 | `few_cores.py` | the CPU build with more processes than cores |
+| `no_workers.py` | engines without workers, for rehearsals |
 | `names.py` | every name and signature that a step needs, looked at before the first one |
 | `patching.py` | how a name is replaced, and what is said when it is gone |
 
@@ -17,6 +18,7 @@ every version by `python -m tests.versions`.
 
 from isochunk.vllm.compat.engine import add_engine_methods, after_engine_config, before_busy_loop
 from isochunk.vllm.compat.few_cores import device_index_of_cpu, keep_cores, nap_in_nixl, nap_in_queues, runs_on_cpu
+from isochunk.vllm.compat.no_workers import use_executor, without_platform
 from isochunk.vllm.compat.patching import vllm_version
 from isochunk.vllm.compat.routes import token_is_valid
 from isochunk.vllm.compat.scheduling import (
@@ -51,6 +53,8 @@ __all__ = [
     "probe_request",
     "runs_on_cpu",
     "token_is_valid",
+    "use_executor",
     "vllm_version",
+    "without_platform",
     "without_prefix_cache",
 ]

@@ -21,7 +21,9 @@ def vllm_version() -> str:
     return str(__version__)
 
 
-def patch_once(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def patch_once(
+    owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]], *, static: bool = False
+) -> None:
     """Replace a method by its wrapped self, unless that was done before: plugins are loaded many times over.
 
     Raises:
@@ -32,7 +34,7 @@ def patch_once(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Calla
         return
     patched = functools.wraps(original)(wrap(original))
     setattr(patched, _MARK, True)
-    setattr(owner, name, patched)
+    setattr(owner, name, staticmethod(patched) if static else patched)
 
 
 def need(owner: Any, name: str) -> Any:
