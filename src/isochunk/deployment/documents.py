@@ -35,7 +35,9 @@ def read_text(text: str, file: str) -> list[Started]:
     else:
         found = [each for command in read_script(text, file) for each in unwrap(command)]
     if not found:
-        raise ConfigError(f"{file}: no 'vllm serve MODEL', 'isochunk serve MODEL' or 'vllm.entrypoints.openai.api_server'")
+        raise ConfigError(
+            f"{file}: no 'vllm serve MODEL', 'isochunk serve MODEL' or 'vllm.entrypoints.openai.api_server'"
+        )
     return found
 
 
@@ -43,8 +45,10 @@ def _document(document: Any, file: str) -> Iterator[Started]:
     if not isinstance(document, Mapping):
         if document is None:
             return
-        raise ConfigError(f"{file}: expected the lists 'prefill' and 'decode' and the command 'proxy', a compose file or "
-                          "Kubernetes objects")  # fmt: skip
+        raise ConfigError(
+            f"{file}: expected the lists 'prefill' and 'decode' and the command 'proxy', a compose file or "
+            "Kubernetes objects"
+        )
     if "services" in document:
         for name, service in _mapping(document["services"], file, "services").items():
             yield from _service(name, service, file)
@@ -66,8 +70,10 @@ def _own(document: Mapping[str, Any], file: str) -> Iterator[Started]:
             name = f"{role}[{index}]"
             found = list(_entry(entry, None if role == "nodes" else role, name, file))
             if not found:
-                raise ConfigError(f"{file}: {name}: no 'vllm serve MODEL', 'isochunk serve MODEL' or "
-                                  "'vllm.entrypoints.openai.api_server'")  # fmt: skip
+                raise ConfigError(
+                    f"{file}: {name}: no 'vllm serve MODEL', 'isochunk serve MODEL' or "
+                    "'vllm.entrypoints.openai.api_server'"
+                )
             yield from found
     if document.get("proxy"):
         found = list(_entry(document["proxy"], None, "proxy", file))
@@ -79,7 +85,9 @@ def _entry(entry: Any, role: str | None, name: str, file: str) -> Iterator[Start
     if isinstance(entry, (str, list)):
         entry = {"command": entry}
     if not isinstance(entry, Mapping) or "command" not in entry or not set(entry) <= set(_NODE):
-        raise ConfigError(f"{file}: {name} must be a command, or a mapping with 'command' and maybe {', '.join(_NODE[1:])}")
+        raise ConfigError(
+            f"{file}: {name} must be a command, or a mapping with 'command' and maybe {', '.join(_NODE[1:])}"
+        )
     base = Command(
         words=(),
         env=_environment(entry.get("env"), f"{file}: {name}"),
@@ -118,11 +126,16 @@ def _started(base: Command, command: Any, file: str) -> Iterator[Started]:
     text = str(command)
     findings: tuple[Finding, ...] = ()
     if getattr(command, "style", "") in (">", "", '"', "'") and (slash := re.search(r"\\[ \t]+(?=-)", text)):
-        findings = (_folded_backslash(file, getattr(command, "line", 0), text[slash.end() :].split()[0]),)
+        findings = (_folded_backslash(file, getattr(command, "line", 0), text[slash.end() :].split(maxsplit=1)[0]),)
         text = re.sub(r"\\[ \t]+", " ", text)
     for inner in read_script(text, file, first_line=max(getattr(command, "line", 1), 1), env=base.env):
-        merged = replace(base, words=inner.words, env=inner.env, place=inner.place,
-                         findings=(*base.findings, *findings, *inner.findings))  # fmt: skip
+        merged = replace(
+            base,
+            words=inner.words,
+            env=inner.env,
+            place=inner.place,
+            findings=(*base.findings, *findings, *inner.findings),
+        )
         findings = ()
         yield from unwrap(merged)
 

@@ -116,5 +116,3 @@ def _number(node: ast.expr) -> int:
     if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
         return int(_ARITHMETIC[type(node.op)](_number(node.left), _number(node.right)))
     raise ValueError("not a plain number")
-
-

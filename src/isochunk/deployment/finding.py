@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 __all__ = ["Finding", "Level"]
 
-Level = Literal["error", "warning"]
+Level = Literal["error", "warning", "note"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something wrong: an error stops the deployment or makes its answers wrong; a warning costs time or is a risk.
+    """What was found: errors stop the deployment or spoil answers, warnings cost time or are a risk, notes advise.
 
     Attributes:
         rule: name of the rule, as in docs/check.md.

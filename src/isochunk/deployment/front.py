@@ -10,7 +10,7 @@ from isochunk.deployment.command import Word, is_unknown
 from isochunk.deployment.node import Front, Node
 from isochunk.deployment.wrappers import Proxy
 
-__all__ = ["LOOPBACK", "read_front", "reaches", "with_roles"]
+__all__ = ["LOOPBACK", "reaches", "read_front", "with_roles"]
 
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1", "0.0.0.0"))
 
@@ -60,7 +60,11 @@ def _told(options: dict[str, tuple[Word, ...]], role: str) -> tuple[Address, ...
     ports = [part for name in _PORTS[role] for word in options.get(name, ()) for part in word.split(",") if part]
     hosts = [part for name in _HOSTS[role] for word in options.get(name, ()) for part in word.split(",") if part]
     if not ports and not hosts:
-        return None if not any(name in options for names in (_PORTS, _HOSTS, _ADDRESSES) for n in names.values() for name in n) else ()
+        return (
+            None
+            if not any(name in options for names in (_PORTS, _HOSTS, _ADDRESSES) for n in names.values() for name in n)
+            else ()
+        )
     hosts = hosts or ["localhost"] * len(ports)
     if len(hosts) == 1:
         hosts = hosts * len(ports)
@@ -69,7 +73,7 @@ def _told(options: dict[str, tuple[Word, ...]], role: str) -> tuple[Address, ...
 
 
 def _address(text: str) -> Address | None:
-    """Host and port of ``http://host:port``, ``host:port`` or ``[v6]:port``; None for a bare number, a bootstrap port."""
+    """Host and port of ``http://host:port`` or ``[v6]:port``; None for a bare number (a bootstrap port)."""
     if text.isdigit():
         return None
     text = re.sub(r"^\w+://", "", text).split("/")[0]

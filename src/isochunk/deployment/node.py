@@ -49,6 +49,9 @@ class Node:
         shape: what is known of its model.
         reading: what was found while it was read.
         words: its arguments, as they go to vLLM's parser.
+        plans: whether isochunk is on; None when that can't be known here.
+        min_chunk: of isochunk's section.
+        section_fault: why isochunk's section can't be read.
     """
 
     name: str
@@ -70,6 +73,9 @@ class Node:
     shape: ModelShape = field(default_factory=ModelShape)
     reading: tuple[Finding, ...] = ()
     words: tuple[str, ...] = ()
+    plans: bool | None = False
+    min_chunk: int | None = None
+    section_fault: str = ""
 
     def get(self, option: str) -> Any:
         """An option's value as given, else vLLM's default; None also when nobody can know it here."""

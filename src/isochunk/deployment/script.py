@@ -17,14 +17,16 @@ __all__ = ["read_script"]
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?=)(.*)", re.DOTALL)
 _ENDS = frozenset(("\n", ";", ";;", "&", "&&", "||", "|"))
 _REDIRECTIONS = frozenset((">", ">>", "<", ">&", "<&", "&>", "<<<"))
-_WORDS_OF_THE_SHELL = frozenset(("if", "then", "else", "elif", "fi", "while", "until", "do", "done", "{", "}", "!", "time"))
-_MATTERS = re.compile(r"(VLLM|NIXL|UCX|MOONCAKE|MC|LMCACHE|HCCL|ISOCHUNK)_\w+|(CUDA|ASCEND_RT|HIP|ROCR)_VISIBLE_DEVICES")
+_WORDS_OF_THE_SHELL = frozenset(
+    ("if", "then", "else", "elif", "fi", "while", "until", "do", "done", "{", "}", "!", "time")
+)
+_MATTERS = re.compile(
+    r"(VLLM|NIXL|UCX|MOONCAKE|MC|LMCACHE|HCCL|ISOCHUNK)_\w+|(CUDA|ASCEND_RT|HIP|ROCR)_VISIBLE_DEVICES"
+)
 _DEEPEST, _MOST = 12, 400
 
 
-def read_script(
-    text: str, file: str, *, first_line: int = 1, env: Mapping[str, str] | None = None
-) -> list[Command]:
+def read_script(text: str, file: str, *, first_line: int = 1, env: Mapping[str, str] | None = None) -> list[Command]:
     """The commands of a script in the order in which they start.
 
     Raises:
@@ -187,14 +189,20 @@ class _Run:
             self._call(words, local, depth)
             return
         if words[0].startswith("-") and self.commands:
-            last = self.commands.pop()
-            self.commands.append(_with(last, _cut_off(self.file, words[0])))
+            self._continue(words)
             return
         shown = {name: value for name, value in self.variables.items() if name in self.exported}
         env = {name: value for name, value in {**shown, **local}.items() if isinstance(value, str)}
         hidden = [self._hidden(name) for name in self.variables if name not in env and _MATTERS.fullmatch(name)]
         place = Place(self.file, words[0].line)
         self.commands.append(Command(words=tuple(words), env=env, place=place, findings=tuple(hidden)))
+
+    def _continue(self, words: list[Word]) -> None:
+        """Options that begin a line belong to the command before, where its author wanted them."""
+        last = self.commands.pop()
+        blank = not last.words[-1].strip()  # the blank behind a backslash, which is said elsewhere
+        findings = last.findings if blank else (*last.findings, _cut_off(self.file, words[0]))
+        self.commands.append(replace(last, words=(*last.words, *words), findings=findings))
 
     def _hidden(self, name: str) -> Finding:
         return Finding(
@@ -239,10 +247,6 @@ def _after(stream: Sequence[Token], at: int, opens: str, closes: str) -> int:
 def _braces(word: str) -> list[str]:
     found = re.fullmatch(r"\{(\d{1,3})\.\.(\d{1,3})\}", word)
     return [str(i) for i in range(int(found[1]), int(found[2]) + 1)] if found else [word]
-
-
-def _with(command: Command, finding: Finding) -> Command:
-    return replace(command, findings=(*command.findings, finding))
 
 
 def _cut_off(file: str, word: Word) -> Finding:

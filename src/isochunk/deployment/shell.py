@@ -9,7 +9,27 @@ from isochunk.core.errors import ConfigError
 
 __all__ = ["Piece", "Token", "tokens"]
 
-_OPERATORS = ("&&", "||", ";;", "((", "))", "<<<", "<<-", "<<", ">>", ">&", "<&", "&>", ";", "&", "|", "(", ")", "<", ">")
+_OPERATORS = (
+    "&&",
+    "||",
+    ";;",
+    "((",
+    "))",
+    "<<<",
+    "<<-",
+    "<<",
+    ">>",
+    ">&",
+    "<&",
+    "&>",
+    ";",
+    "&",
+    "|",
+    "(",
+    ")",
+    "<",
+    ">",
+)
 _BLANK = " \t\r"
 
 
@@ -67,7 +87,7 @@ class _Scanner:
             self._escape()
         elif char in "'\"":
             self._quoted(char)
-        elif char == "$" or char == "`":
+        elif char in "$`":
             self._add(self._substitution())
         elif char in _BLANK:
             self._end_word()
@@ -77,7 +97,7 @@ class _Scanner:
         elif char == "#" and not self.bare and not self.pieces:
             end = self.text.find("\n", self.at)
             self.at = len(self.text) if end < 0 else end
-        elif (op := self._operator()):
+        elif op := self._operator():
             glued = bool(self.bare or self.pieces)
             self._end_word()
             self.at += len(op)
@@ -89,7 +109,6 @@ class _Scanner:
 
     def _operator(self) -> str:
         return next((op for op in _OPERATORS if self.text.startswith(op, self.at)), "")
-
 
     def _add(self, text: str) -> None:
         if not self.bare and not self.pieces:

@@ -19,9 +19,31 @@ _IMAGE = re.compile(r"vllm", re.IGNORECASE)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _MENTIONS = re.compile(r"vllm\s+serve|isochunk\s+(serve|proxy)|api_server|proxy\w*\.py|vllm-router")
 _DOCKER_SWITCHES = frozenset(
-    ("-d -t -i -it -ti -dit -itd -td -P --rm --detach --interactive --tty --privileged --init --read-only --quiet -q "
-     "--oom-kill-disable --no-healthcheck --publish-all --sig-proxy").split()
-)  # fmt: skip
+    [
+        "-d",
+        "-t",
+        "-i",
+        "-it",
+        "-ti",
+        "-dit",
+        "-itd",
+        "-td",
+        "-P",
+        "--rm",
+        "--detach",
+        "--interactive",
+        "--tty",
+        "--privileged",
+        "--init",
+        "--read-only",
+        "--quiet",
+        "-q",
+        "--oom-kill-disable",
+        "--no-healthcheck",
+        "--publish-all",
+        "--sig-proxy",
+    ]
+)
 _DEEPEST = 4
 
 
@@ -123,10 +145,17 @@ def _script(command: Command, before: Sequence[Word], text: Word, depth: int) ->
         host = next((word.rpartition("@")[2] for word in before[1:] if not word.startswith("-")), host)
     env = {} if before and _base(before[0]) == "ssh" else {**command.env}
     for inner in read_script(text, command.place.file, first_line=max(text.line, 1), env=env):
-        merged = replace(inner, name=command.name, role=command.role, host=host, devices=command.devices,
-                         device_gib=command.device_gib, model_config=command.model_config,
-                         published=command.published,
-                         findings=(*command.findings, *inner.findings))  # fmt: skip
+        merged = replace(
+            inner,
+            name=command.name,
+            role=command.role,
+            host=host,
+            devices=command.devices,
+            device_gib=command.device_gib,
+            model_config=command.model_config,
+            published=command.published,
+            findings=(*command.findings, *inner.findings),
+        )
         yield from unwrap(merged, depth + 1)
 
 
@@ -148,8 +177,14 @@ def _docker(command: Command, words: list[Word], depth: int) -> Iterator[Serve |
     entry = named.get("--entrypoint")
     if entry:
         arguments = (Word(entry, words[0].line), *arguments)
-    inner = replace(command, words=arguments, env=env, host=host, published=published,
-                    devices=gpus if gpus is not None else command.devices)  # fmt: skip
+    inner = replace(
+        command,
+        words=arguments,
+        env=env,
+        host=host,
+        published=published,
+        devices=gpus if gpus is not None else command.devices,
+    )
     found = list(unwrap(inner, depth + 1))
     if not found and at < len(words) and _IMAGE.search(words[at]) and not entry:
         found = [Serve(inner, "vllm", arguments)]
@@ -186,5 +221,3 @@ def _gpus(value: str | None) -> int | None:
         return int(value)
     found = re.search(r"device=([\w,:-]+)", value)
     return len([part for part in found[1].split(",") if part]) if found else None
-
-

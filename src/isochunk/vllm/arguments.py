@@ -53,10 +53,8 @@ def _inside(function: Any, name: str) -> Any:
 
 def _config_class(action: argparse.Action) -> Any:
     """The dataclass that an option's JSON is checked against; None for any other option."""
-    kind = _inside(action.type, "return_type") or action.type
-    if getattr(kind, "__name__", "") != "parse_dataclass":
-        return None
-    return kind.__defaults__[0]
+    kind: Any = _inside(action.type, "return_type") or action.type
+    return kind.__defaults__[0] if getattr(kind, "__name__", "") == "parse_dataclass" else None
 
 
 def _as_given(check: Any) -> Callable[[str], Any]:
@@ -94,6 +92,7 @@ def option_table() -> dict[str, Any]:
     """Every option of ``vllm serve``: its spellings, how its value is read, and its default."""
     from pydantic import TypeAdapter
     from pydantic.json_schema import GenerateJsonSchema
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
     from vllm.version import __version__
 
     class Schema(GenerateJsonSchema):
@@ -107,7 +106,12 @@ def option_table() -> dict[str, Any]:
         if cls is not None:
             configs[cls.__name__] = TypeAdapter(cls).json_schema(schema_generator=Schema)
         options.append(_row(action, cls))
-    return {"vllm": __version__.split("+")[0], "options": options, "configs": {k: _lean(v) for k, v in configs.items()}}
+    return {
+        "vllm": __version__.split("+")[0],
+        "options": options,
+        "configs": {name: _lean(schema) for name, schema in configs.items()},
+        "connectors": sorted(KVConnectorFactory._registry),
+    }
 
 
 def _row(action: argparse.Action, cls: Any) -> dict[str, Any]:
@@ -271,10 +275,14 @@ def _serve(out: TextIO) -> None:
 
 
 def _write_table(out: TextIO) -> None:
-    table = option_table()
-    rows = ",\n".join(json.dumps(row, sort_keys=True) for row in table["options"])
-    configs = ",\n".join(f"{json.dumps(k)}: {json.dumps(v, sort_keys=True)}" for k, v in sorted(table["configs"].items()))
-    out.write(f'{{"vllm": {json.dumps(table["vllm"])},\n"options": [\n{rows}\n],\n"configs": {{\n{configs}\n}}}}\n')
+    """The table with an option a line, so that versions can be compared."""
+    made = option_table()
+    rows = ",\n".join(json.dumps(row, sort_keys=True) for row in made["options"])
+    configs = ",\n".join(
+        f"{json.dumps(k)}: {json.dumps(v, sort_keys=True)}" for k, v in sorted(made["configs"].items())
+    )
+    out.write(f'{{"vllm": {json.dumps(made["vllm"])},\n"connectors": {json.dumps(made["connectors"])},\n')
+    out.write(f'"options": [\n{rows}\n],\n"configs": {{\n{configs}\n}}}}\n')
 
 
 if __name__ == "__main__":
