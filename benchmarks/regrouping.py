@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Sequence
 
 from grid_open import MIXED, MODELS
 from published_results import load_models, table
 
 from isochunk.core.cost import CostModel
-from isochunk.simulator import Deployment, OpenLoop, make_requests, simulate
-from isochunk.simulator.instance import Part, Prompts, Step, Steps
+from isochunk.simulator import Deployment, OpenLoop, Request, make_requests, simulate
+from isochunk.simulator.scheduler import Queue, Steps
+from isochunk.simulator.share import ChunkPolicy, Share
 
 STAGES = (2, 4, 8)
 PROMPTS = (16, 64)
@@ -23,26 +25,33 @@ HITS = (0.9, 0.99)
 SIZES = (16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 
 
-class Groups:
+class Group(Share):
+    """Whole prompts, of these keys; they stand at the head of the queue."""
+
+    def __init__(self, keys: set[str]) -> None:
+        super().__init__()
+        self._keys = keys
+
+    def chunk(self, key: str, history: int, remaining: int, left: int) -> int:
+        """All of a prompt of the group, nothing of any other."""
+        return min(remaining, left) if key in self._keys else 0
+
+
+class Groups(ChunkPolicy):
     """Whole prompts in ``count`` steps of about equal seconds; the prompts come together."""
 
-    def __init__(self, model: CostModel, count: int) -> None:
-        self._model, self._count = model, count
-        self._groups: deque[list[Part]] = deque()
+    def __init__(self, model: CostModel, requests: Sequence[Request], count: int) -> None:
+        seconds = [model.marginal(request.tokens - request.cached, request.cached) for request in requests]
+        ends = itertools.accumulate(seconds)
+        share = sum(seconds) / count
+        grouped = itertools.groupby(
+            zip(requests, ends, seconds, strict=True), key=lambda row: int((row[1] - row[2] / 2) / share)
+        )
+        self._groups = deque({request.key for request, _, _ in group} for _, group in grouped)
 
-    def cut(self, prompts: Prompts, in_flight: Steps, now: float) -> list[Part]:
-        """The next group; all prompts are there when the first is asked for."""
-        if not self._groups:
-            seconds = [self._model.marginal(prompt.remaining, prompt.history) for prompt in prompts]
-            ends = itertools.accumulate(seconds)
-            share = sum(seconds) / self._count
-            grouped = zip(prompts, ends, seconds, strict=True)
-            for _, group in itertools.groupby(grouped, key=lambda row: int((row[1] - row[2] / 2) / share)):
-                self._groups.append([(prompt, prompt.remaining) for prompt, _, _ in group])
-        return self._groups.popleft()
-
-    def observe(self, step: Step) -> None:
-        """Nothing to learn."""
+    def share(self, queue: Queue, in_flight: Steps, now: float) -> Share:
+        """The next group."""
+        return Group(self._groups.popleft())
 
 
 def case(model: CostModel, stages: int, count: int, hit: float) -> list[str]:
@@ -55,7 +64,7 @@ def case(model: CostModel, stages: int, count: int, hit: float) -> list[str]:
         return float(result.ttft.mean()), result.seconds, result.steps
 
     def groups(number: int) -> tuple[float, float, int]:
-        result = simulate(deployment, OpenLoop(requests), lambda: Groups(model, number))
+        result = simulate(deployment, OpenLoop(requests), lambda: Groups(model, requests, number))
         return float(result.ttft.mean()), result.seconds, result.steps
 
     mean, last, steps = run("optimal")

@@ -27,7 +27,10 @@ def simulate_command(
     concurrency: given.Concurrency = None,
     rate: given.Rate = None,
     arrivals: given.Arrivals = None,
+    trace_block: given.TraceBlock = 512,
     prefix_hit: given.PrefixHit = 0.0,
+    output: given.Output = 1,
+    decode: given.Decode = False,
     max_model_len: Annotated[int | None, typer.Option(help="Refuse longer prompts.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of lengths and arrivals.")] = 0,
     policy: Annotated[list[str] | None, typer.Option(help="Policies to compare; repeatable.")] = None,
@@ -43,7 +46,11 @@ def simulate_command(
     instances: Annotated[int, typer.Option(help="Equal instances behind a router.")] = 1,
     router: Annotated[str, typer.Option(help="least_work or round_robin.")] = "least_work",
     cards: Annotated[int | None, typer.Option(help="Accelerators of an instance; one a stage when left out.")] = None,
-    cache_blocks: Annotated[int | None, typer.Option(help="Prefix-cache blocks of 512 tokens (traces).")] = None,
+    kv_tokens: Annotated[int | None, typer.Option(help="Tokens that the KV cache of an instance holds.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="Requests that run at once in an instance.")] = 1024,
+    load_rate: Annotated[
+        float | None, typer.Option(help="Tokens a second at which a KV connector loads --prefix-hit.")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a timeline picture of the first policy.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a trace file that Perfetto opens.")] = None,
     json: JsonOption = False,
@@ -61,7 +68,9 @@ def simulate_command(
         instances=instances,
         router=router,
         cards=cards,
-        cache_blocks=cache_blocks,
+        max_seqs=max_num_seqs,
+        kv_tokens=kv_tokens,
+        load_rate=load_rate,
     )
     options = given.WorkloadOptions(
         tokens=tokens,
@@ -72,7 +81,10 @@ def simulate_command(
         concurrency=concurrency,
         rate=rate,
         trace=arrivals,
+        trace_block=trace_block,
         prefix_hit=prefix_hit,
+        output=output,
+        decode=decode,
         max_model_len=max_model_len,
         seed=seed,
     )
@@ -107,10 +119,25 @@ def _table(results: dict[str, Result]) -> None:
     numbers = {name: result.as_dict() for name, result in results.items()}
     first = next(iter(numbers.values()))
     print_table(
-        f"{first['requests']} prompts, {first['tokens']} tokens, {first['computed_tokens']} of them computed",
+        f"{first['requests']} prompts, {first['tokens']} tokens, {first['computed_tokens']} computed",
         ["policy", "TTFT mean s", "median", "p90", "p99", "tokens/s/card", "idle by stage", "steps"],
         [[name, *_row(row)] for name, row in numbers.items()],
     )
+    for name, row in numbers.items():
+        if said := _said(row):
+            typer.echo(f"{name}: {said}")
+
+
+def _said(numbers: dict[str, Any]) -> str:
+    """What there is to say only of some workloads."""
+    said = []
+    if numbers["hit_tokens"]:
+        said.append(f"{numbers['hit_tokens']} tokens were in the cache")
+    if numbers["tpot_mean_s"] is not None:
+        said.append(f"{numbers['tpot_mean_s'] * 1000:.4g} ms a token behind the first")
+    if numbers["preemptions"]:
+        said.append(f"{numbers['preemptions']} preemptions")
+    return ", ".join(said)
 
 
 def _row(numbers: dict[str, Any]) -> list[str]:

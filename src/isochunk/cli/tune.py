@@ -31,7 +31,11 @@ def tune_command(
     concurrency: given.Concurrency = None,
     rate: given.Rate = None,
     arrivals: given.Arrivals = None,
+    trace_block: given.TraceBlock = 512,
     prefix_hit: given.PrefixHit = 0.0,
+    output: given.Output = 1,
+    decode: given.Decode = False,
+    kv_tokens: Annotated[int | None, typer.Option(help="Tokens that the KV cache holds.")] = None,
     layers: Annotated[int | None, typer.Option(help="Layers of the model, for the layer split.")] = None,
     block: given.Block = 16,
     plot: Annotated[Path | None, typer.Option(help="Draw TTFT over fixed sizes with isochunk's point.")] = None,
@@ -50,9 +54,12 @@ def tune_command(
         concurrency=concurrency,
         rate=rate,
         trace=arrivals,
+        trace_block=trace_block,
         prefix_hit=prefix_hit,
+        output=output,
+        decode=decode,
     )
-    deployment = Deployment(models=given.load_models(profile, stages), block=block)
+    deployment = Deployment(models=given.load_models(profile, stages), block=block, kv_tokens=kv_tokens)
 
     def workload() -> Any:
         return options.workload(block)

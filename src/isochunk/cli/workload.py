@@ -21,8 +21,10 @@ __all__ = [
     "Arrivals",
     "Block",
     "Concurrency",
+    "Decode",
     "Least",
     "Most",
+    "Output",
     "PrefixHit",
     "Profile",
     "Rate",
@@ -30,6 +32,7 @@ __all__ = [
     "Stages",
     "Std",
     "Tokens",
+    "TraceBlock",
     "WorkloadOptions",
     "load_models",
 ]
@@ -44,6 +47,9 @@ Requests = Annotated[int | None, typer.Option(help="Number of prompts; 1, or 100
 Concurrency = Annotated[int | None, typer.Option(help="Closed loop of this many clients.")]
 Rate = Annotated[float | None, typer.Option(help="Poisson arrivals a second.")]
 Arrivals = Annotated[Path | None, typer.Option(help="Mooncake trace (JSONL) to replay.")]
+TraceBlock = Annotated[int, typer.Option(help="Tokens behind one hash id of the trace.")]
+Decode = Annotated[bool, typer.Option("--decode", help="Answer with each trace line's output_length, not one token.")]
+Output = Annotated[int, typer.Option("--output-tokens", help="Tokens of each answer; 1 on a prefill node.")]
 PrefixHit = Annotated[float, typer.Option(help="Share of each prompt in the KV cache.")]
 Block = Annotated[int, typer.Option(help="KV block size.")]
 
@@ -74,7 +80,10 @@ class WorkloadOptions:
     concurrency: int | None = None
     rate: float | None = None
     trace: Path | None = None
+    trace_block: int = 512
     prefix_hit: float = 0.0
+    output: int = 1
+    decode: bool = False
     max_model_len: int | None = None
     seed: int = 0
 
@@ -89,6 +98,12 @@ class WorkloadOptions:
         kinds = [self.concurrency is not None, self.rate is not None, self.trace is not None]
         if sum(kinds) > 1:
             raise WorkloadError("--concurrency, --rate and --arrivals exclude each other: choose one kind of arrivals")
+        if self.decode and self.trace is None:
+            raise WorkloadError(
+                "--decode needs --arrivals, whose lines have an output_length; else give --output-tokens"
+            )
+        if self.output < 1:
+            raise WorkloadError(f"--output-tokens {self.output} must be at least 1")
         requests = self._requests(block, 100 if any(kinds) else 1)
         if self.concurrency is not None:
             return ClosedLoop(requests, self.concurrency)
@@ -100,10 +115,16 @@ class WorkloadOptions:
         from isochunk.simulator import make_requests, read_trace
 
         if self.trace is not None:
-            requests = read_trace(self.trace, max_tokens=self.max_model_len)
+            if self.output != 1:
+                raise WorkloadError(f"--output-tokens {self.output}: with --arrivals, --decode takes the trace's own")
+            if self.requests is not None and self.requests < 1:
+                raise WorkloadError(f"requests = {self.requests} must be at least 1")
+            requests = read_trace(self.trace, block=self.trace_block, max_tokens=self.max_model_len, decode=self.decode)
             return requests if self.requests is None else requests[: self.requests]
         count = count if self.requests is None else self.requests
-        requests = make_requests(count, self._lengths(), prefix_hit=self.prefix_hit, block=block, seed=self.seed)
+        requests = make_requests(
+            count, self._lengths(), prefix_hit=self.prefix_hit, block=block, seed=self.seed, output=self.output
+        )
         longest = max(request.tokens for request in requests)
         if self.max_model_len is not None and longest > self.max_model_len:
             raise WorkloadError(f"a prompt of {longest} tokens is above --max-model-len {self.max_model_len}")

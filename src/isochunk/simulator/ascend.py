@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from isochunk.core.cost import CostModel
+from isochunk.simulator.share import ChunkPolicy, Share
 
 if TYPE_CHECKING:
-    from isochunk.simulator.instance import Part, Prompts, Step, Steps
+    from isochunk.simulator.scheduler import Queue, Step, Steps
 
 __all__ = ["AscendPolicy"]
 
@@ -23,7 +24,7 @@ _GRAIN = 64
 _FIRST_BATCHES = 3
 
 
-class AscendPolicy:
+class AscendPolicy(ChunkPolicy):
     """Every chunk takes the time T of a first chunk of ``base`` tokens, by its own fit of the cost.
 
     At start-up f(l) = a*l^2 + b*l + c is fitted to passes without history and T = f(base) - f(0). With
@@ -56,18 +57,9 @@ class AscendPolicy:
         self._profiled = (a, b, c)
         self._target = a * base * base + b * base
 
-    def cut(self, prompts: Prompts, in_flight: Steps, now: float) -> list[Part]:
+    def share(self, queue: Queue, in_flight: Steps, now: float) -> Share:
         """Chunks solved one request after the other against what is left of T."""
-        parts: list[Part] = []
-        seconds, budget = self._target, self._budget
-        for prompt in prompts:
-            chunk = min(self._chunk(seconds, prompt.history), prompt.remaining, budget)
-            parts.append((prompt, chunk))
-            budget -= chunk
-            seconds -= self._predicted(chunk, prompt.history)
-            if budget <= 0 or seconds <= 0:
-                break
-        return parts
+        return _Target(self, self._target)
 
     def observe(self, step: Step) -> None:
         """Learn from a timed batch."""
@@ -84,7 +76,8 @@ class AscendPolicy:
             a, b, c = np.linalg.lstsq(np.array(self._rows), np.array(self._seconds), rcond=None)[0].tolist()
             self._fitted = (a, b, c)
 
-    def _chunk(self, seconds: float, history: int) -> int:
+    def chunk(self, seconds: float, history: int) -> int:
+        """The chunk that is predicted to take so long."""
         if self._fitted is None:
             a, b, _ = self._profiled
             size = _positive_root(a, 2 * a * history + b, -seconds)
@@ -96,12 +89,28 @@ class AscendPolicy:
         chunk = max(int(self._base + self._smooth * (size - self._base)), self._min_chunk)
         return math.ceil(chunk / self._grain) * self._grain
 
-    def _predicted(self, chunk: int, history: int) -> float:
+    def predicted(self, chunk: int, history: int) -> float:
+        """Seconds of a chunk, by its own fit."""
         if self._fitted is None:
             a, b, _ = self._profiled
             return float(a * chunk * chunk + (2 * a * history + b) * chunk)
         a, b, c = self._fitted
         return a * chunk * (chunk + history) + b * (chunk + history) + c
+
+
+class _Target(Share):
+    """What is left of T in a step."""
+
+    def __init__(self, policy: AscendPolicy, seconds: float) -> None:
+        super().__init__()
+        self._policy, self._seconds = policy, seconds
+
+    def chunk(self, key: str, history: int, remaining: int, left: int) -> int:
+        if self._seconds <= 0:
+            return 0
+        chunk = min(self._policy.chunk(self._seconds, history), remaining, left)
+        self._seconds -= self._policy.predicted(chunk, history)
+        return chunk
 
 
 def _positive_root(a: float, b: float, c: float) -> float | None:

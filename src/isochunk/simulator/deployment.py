@@ -29,7 +29,10 @@ class Deployment:
         router: ``least_work`` sends a request to the instance with the fewest seconds of queued work,
             ``round_robin`` to each in turn.
         cards: accelerators of one instance, for tokens a second a card; None for one a stage.
-        cache_blocks: blocks that an instance's prefix cache holds (traces only); None for no limit.
+        max_seqs: requests that run at once in an instance (``max_num_seqs``; vLLM's own is 1024 on large GPUs).
+        kv_tokens: tokens that an instance's KV cache holds, as vLLM tells when it starts; None for no limit.
+        load_rate: tokens a second at which cached tokens come from elsewhere, one prompt after the other (a KV
+            connector that loads beside the steps); None when they are in the KV cache.
 
     Raises:
         PlanError: names the value that is out of range.
@@ -44,12 +47,14 @@ class Deployment:
     instances: int = 1
     router: str = "least_work"
     cards: int | None = None
-    cache_blocks: int | None = None
+    max_seqs: int = 1024
+    kv_tokens: int | None = None
+    load_rate: float | None = None
 
     def __post_init__(self) -> None:
         if not self.models:
             raise PlanError("stages = 0 must be at least 1: give the pipeline-parallel size")
-        for name in ("max_tokens", "block", "instances", "cards", "cache_blocks"):
+        for name in ("max_tokens", "block", "instances", "cards", "max_seqs"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise PlanError(f"{name} = {value} must be at least 1")
@@ -62,6 +67,10 @@ class Deployment:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise PlanError(f"{name} = {value} must be a finite number of seconds, at least 0")
+        if self.kv_tokens is not None and self.kv_tokens < 2 * self.block:
+            raise PlanError(f"kv_tokens = {self.kv_tokens} must be at least two blocks of {self.block} tokens")
+        if self.load_rate is not None and not (math.isfinite(self.load_rate) and self.load_rate > 0):
+            raise PlanError(f"load_rate = {self.load_rate} must be a finite number of tokens a second, above 0")
         if self.router not in ROUTERS:
             raise PlanError(f"router = {self.router!r} must be one of {', '.join(ROUTERS)}")
 
@@ -74,6 +83,11 @@ class Deployment:
     def slots(self) -> int:
         """K, steps in the pipeline at once."""
         return self.in_flight or self.stages
+
+    @property
+    def kv_blocks(self) -> int | None:
+        """Blocks of the KV cache that requests can have: vLLM keeps one for itself."""
+        return None if self.kv_tokens is None else self.kv_tokens // self.block - 1
 
     @property
     def total_cards(self) -> int:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from isochunk.core.steps import Prefill
-from isochunk.simulator.trace import PrefixCache
+from isochunk.simulator.scheduler import Prompt, Scheduler, Step, Steps
+from isochunk.simulator.share import ChunkPolicy
 from isochunk.simulator.workload import Request
 
 if TYPE_CHECKING:
     from isochunk.simulator.deployment import Deployment
-    from isochunk.simulator.policies import ChunkPolicy
 
-__all__ = ["Event", "Instance", "Part", "Prompt", "Step"]
+__all__ = ["Event", "Instance"]
 
 
 class Event(NamedTuple):
@@ -25,39 +23,6 @@ class Event(NamedTuple):
     handler: Callable[[float, Any], list[Event]]
     subject: Any
     last: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Prompt:
-    """A request in an instance: what is computed and what is not."""
-
-    request: Request
-    arrived: float
-    history: int = 0
-    remaining: int = 0
-    seconds: float = 0.0  # of work that the router counts until the first token
-    begun: bool = False
-
-    def prefill(self, now: float) -> Prefill:
-        """What the planner sees of it."""
-        return Prefill(self.request.key, self.history, self.remaining, now - self.arrived)
-
-
-Part = tuple[Prompt, int]
-Prompts = deque[Prompt]
-
-
-@dataclass(slots=True, eq=False)
-class Step:
-    """One batch on its way: parts (prompt, chunk, history), seconds on the slowest stage, who finishes."""
-
-    parts: list[tuple[Prompt, int, int]]
-    seconds: float
-    finishing: list[Prompt]
-    stages: list[tuple[float, float]] = field(default_factory=list)  # start and end on each, when recorded
-
-
-Steps = deque[Step]
 
 
 class Instance:
@@ -72,16 +37,16 @@ class Instance:
         self,
         deployment: Deployment,
         policy: ChunkPolicy,
-        finished: Callable[[float, Prompt], list[Event]],
+        answered: Callable[[float, Prompt], list[Event]],
         *,
         record: bool = False,
     ) -> None:
         self._models = deployment.models
         self._equal = deployment.models.count(deployment.models[0]) == deployment.stages
         self._slots, self._send, self._return = deployment.slots, deployment.send_s, deployment.return_s
-        self._policy, self._finished, self._record = policy, finished, record
-        self._cache = PrefixCache(deployment.cache_blocks)
-        self._prompts: Prompts = deque()
+        self._load_rate, self._load_until = deployment.load_rate, 0.0
+        self._policy, self._answered, self._record = policy, answered, record
+        self.scheduler = Scheduler(deployment, policy)
         self._in_flight: Steps = deque()
         self._free = [0.0] * deployment.stages  # when each stage is free
         self._began = 0.0
@@ -95,32 +60,38 @@ class Instance:
         self.recorded: list[Step] = []
 
     def hit(self, request: Request) -> int:
-        """Tokens of the request that this instance holds."""
-        return self._cache.hit(request.blocks, request.tokens) if request.blocks else request.cached
+        """Tokens of the request that this instance holds, as things stand."""
+        return self.scheduler.hit(request)
 
     def arrive(self, now: float, request: Request) -> list[Event]:
         """A request comes in."""
-        prompt = Prompt(request, now, remaining=request.tokens)
-        hit = self.hit(request)
-        prompt.seconds = self._models[0].work(hit, request.tokens)
+        prompt = self.scheduler.prompt(request, now)
+        prompt.seconds = self._models[0].work(self.hit(request), request.tokens)
         self.queued_seconds += prompt.seconds
-        prompt.history, prompt.remaining = hit, request.tokens - hit
-        self._prompts.append(prompt)
-        return self._wake(now) if not self._in_flight or now == self._left else []
+        return self._look(now)
 
     def leave(self, now: float, step: Step) -> list[Event]:
         """The oldest step's result is back."""
         self._left = now
         self._in_flight.popleft()
         self._policy.observe(step)
-        events: list[Event] = []
-        for prompt in step.finishing:
+        first, done = self.scheduler.result(step)
+        for prompt in first:
             self.queued_seconds -= prompt.seconds
-            self._cache.store(prompt.request.blocks)
-            events += self._finished(now, prompt)
+            prompt.first_token = now
+        events = [event for prompt in done for event in self._answered(now, prompt)]
         if not self._in_flight:
             self.active += now - self._began
         return events + self._wake(now)
+
+    def loaded(self, now: float, prompt: Prompt) -> list[Event]:
+        """The KV of a prompt has come from elsewhere."""
+        self.scheduler.loaded(prompt)
+        return self._look(now)
+
+    def _look(self, now: float) -> list[Event]:
+        """Something came: it is seen at once by an engine that waits for no step."""
+        return self._wake(now) if not self._in_flight or now == self._left else []
 
     def _wake(self, now: float) -> list[Event]:
         """Schedule once everything else that happens at this instant has happened."""
@@ -132,33 +103,25 @@ class Instance:
     def schedule(self, now: float, _: None) -> list[Event]:
         """Fill the pipeline."""
         self._waking = False
-        if not self._in_flight:
-            self._began = now
         events: list[Event] = []
-        while self._prompts and len(self._in_flight) < self._slots:
-            step = self._take(self._policy.cut(self._prompts, self._in_flight, now))
+        while len(self._in_flight) < self._slots:
+            step = self.scheduler.step(now, self._in_flight)
+            events += [self._load(now, prompt, tokens) for prompt, tokens in self.scheduler.started]
+            if step is None:
+                break
+            if not self._in_flight:
+                self._began = now
             self._in_flight.append(step)
+            self.steps += 1
+            self.computed += sum(chunk for _, chunk, _ in step.parts)
             events.append(Event(self._pass(now, step), self.leave, step))
         return events
 
-    def _take(self, parts: list[Part]) -> Step:
-        """Move the chunks from the queue into a step."""
-        step = Step([], 0.0, [])
-        behind = parts if parts[0][0] is not self._prompts[0] else parts[1:]
-        for prompt, chunk in parts:
-            prompt.begun = True
-            step.parts.append((prompt, chunk, prompt.history))
-            prompt.history += chunk
-            prompt.remaining -= chunk
-            self.computed += chunk
-            if prompt.remaining == 0:
-                step.finishing.append(prompt)
-        while self._prompts and self._prompts[0].remaining == 0:
-            self._prompts.popleft()
-        if any(prompt.remaining == 0 for prompt, _ in behind if self._prompts):
-            self._prompts = deque(prompt for prompt in self._prompts if prompt.remaining)
-        self.steps += 1
-        return step
+    def _load(self, now: float, prompt: Prompt, tokens: int) -> Event:
+        """Loads come one after the other."""
+        assert self._load_rate is not None
+        self._load_until = max(self._load_until, now) + tokens / self._load_rate
+        return Event(self._load_until, self.loaded, prompt)
 
     def _pass(self, now: float, step: Step) -> float:
         """Send the step through the stages; returns when its result is back."""

@@ -9,9 +9,11 @@ from itertools import count
 
 from isochunk.core.errors import PlanError
 from isochunk.simulator.deployment import Deployment
-from isochunk.simulator.instance import Event, Instance, Prompt
-from isochunk.simulator.policies import ChunkPolicy, make_policy
+from isochunk.simulator.instance import Event, Instance
+from isochunk.simulator.policies import make_policy
 from isochunk.simulator.result import Finished, Result
+from isochunk.simulator.scheduler import Prompt
+from isochunk.simulator.share import ChunkPolicy
 from isochunk.simulator.workload import Request, Workload
 
 __all__ = ["simulate"]
@@ -27,6 +29,9 @@ def simulate(
     record: bool = False,
 ) -> Result:
     """Run a workload to its end.
+
+    Raises:
+        PlanError: the KV cache can't hold one of the requests, or the policy is unknown.
 
     Args:
         policy: a name from `policies.POLICIES`, or what makes a policy for each instance.
@@ -48,6 +53,7 @@ class _Run:
         self, deployment: Deployment, workload: Workload, make: Callable[[], ChunkPolicy], record: bool
     ) -> None:
         self._deployment, self._workload = deployment, workload
+        _check_room(deployment, workload)
         self._finished: list[Finished] = []
         self._instances = [
             Instance(deployment, make(), self._finish, record=record) for _ in range(deployment.instances)
@@ -82,5 +88,19 @@ class _Run:
         return min(instances, key=lambda i: i.queued_seconds + model.work(i.hit(request), request.tokens))
 
     def _finish(self, now: float, prompt: Prompt) -> list[Event]:
-        self._finished.append(Finished(prompt.request.key, prompt.request.tokens, prompt.arrived, now))
+        self._finished.append(Finished.of(prompt, now))
         return self._arrivals(self._workload.after_finish(now))
+
+
+def _check_room(deployment: Deployment, workload: Workload) -> None:
+    """vLLM would wait for room for ever."""
+    if deployment.kv_blocks is None:
+        return
+    room = deployment.kv_blocks * deployment.block
+    for request in workload.requests:
+        tokens = request.tokens + request.output - 1  # the last token's KV is never computed
+        if tokens > room:
+            raise PlanError(
+                f"kv_tokens = {deployment.kv_tokens} can't hold request {request.key}: {request.tokens} tokens and "
+                f"{request.output} of its answer; room is for {room}, since vLLM keeps a block for itself"
+            )

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from isochunk.core.errors import ConfigError
-from isochunk.simulator.instance import Step
 from isochunk.simulator.result import Result
+from isochunk.simulator.scheduler import Step
 
 __all__ = ["draw_timeline", "write_trace"]
 

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from isochunk.core.cost import CostModel
 from isochunk.core.errors import PlanError
 from isochunk.core.planner import POLICIES as PLANNER_POLICIES
 from isochunk.core.steps import StepPlanner
 from isochunk.core.turns import Turns
+from isochunk.simulator.share import ChunkPolicy, Share
 
 if TYPE_CHECKING:
     from isochunk.simulator.deployment import Deployment
-    from isochunk.simulator.instance import Part, Prompts, Step, Steps
+    from isochunk.simulator.scheduler import Queue, Steps
 
-__all__ = ["POLICIES", "ChunkPolicy", "PlannerPolicy", "make_policy"]
+__all__ = ["POLICIES", "PlannerPolicy", "make_policy"]
 
 POLICIES = (*PLANNER_POLICIES, "ascend", "ascend_online")
 
-_WINDOW = 32  # prompts the planner is shown one by one; it is told how many more there are
 
-
-class ChunkPolicy(Protocol):
-    """Cuts one step from the prompts that wait, first come first served."""
-
-    def cut(self, prompts: Prompts, in_flight: Steps, now: float) -> list[Part]:
-        """The parts (prompt, chunk) of the step that begins now; at least one."""
-
-    def observe(self, step: Step) -> None:
-        """A step has left the pipeline."""
-
-
-class PlannerPolicy:
+class PlannerPolicy(ChunkPolicy):
     """The same `StepPlanner` that vLLM's scheduler asks, and vLLM's own way to spend its budget."""
 
     def __init__(self, planner: StepPlanner, model: CostModel, turns: Turns) -> None:
@@ -41,38 +29,25 @@ class PlannerPolicy:
         self._model = model
         self._turns = turns
 
-    def cut(self, prompts: Prompts, in_flight: Steps, now: float) -> list[Part]:
-        """Ask whose turn it is and for a token budget, then fill it in order."""
-        shown = [prompt.prefill(now) for prompt in islice(prompts, _WINDOW)]
-        begun = next((at for at, prompt in enumerate(prompts) if not prompt.begun), len(shown))
-        aside = self._turns.aside(shown, begun)
+    def share(self, queue: Queue, in_flight: Steps, now: float) -> Share:
+        """Ask whose turn it is and for a token budget."""
+        shown = queue.prefills
+        aside = self._turns.aside(shown, queue.begun)
         if aside:
             shown = [prompt for prompt in shown if prompt.key not in aside]
         budget = self.planner.tokens(
             self._model,
             shown,
-            more=len(prompts) - len(shown) - len(aside),
-            in_flight=[step.seconds for step in in_flight],
+            more=queue.more,
+            other_seconds=sum(self._model.marginal(1, history) for history in queue.decodes),
+            in_flight=[step.seconds for step in in_flight if step.prefills],
             between=bool(aside),
         )
-        return fill(prompts, budget, aside)
+        return Share(budget, aside)
 
-    def observe(self, step: Step) -> None:
-        """The planner learns nothing here: its model is the true one."""
-
-
-def fill(prompts: Prompts, budget: int, aside: Collection[str] = ()) -> list[Part]:
-    """vLLM's order: each prompt takes what it still needs until the budget is spent, but for those set aside."""
-    parts = []
-    for prompt in prompts:
-        if prompt.request.key in aside:
-            continue
-        chunk = min(prompt.remaining, budget)
-        parts.append((prompt, chunk))
-        budget -= chunk
-        if budget <= 0:
-            break
-    return parts
+    def refused(self) -> None:
+        """No turns for a while."""
+        self._turns.refused()
 
 
 def make_policy(

@@ -9,18 +9,30 @@ import numpy as np
 import numpy.typing as npt
 
 from isochunk.simulator.deployment import Deployment
-from isochunk.simulator.instance import Instance, Step
+from isochunk.simulator.instance import Instance
+from isochunk.simulator.scheduler import Prompt, Step
 
 __all__ = ["Finished", "Result"]
 
 
 class Finished(NamedTuple):
-    """A request that got its first token: seconds of arrival and of the token."""
+    """A request that was answered: seconds of arrival, of its first token and of its last."""
 
     key: str
     tokens: int
     arrived: float
     first_token: float
+    ended: float
+    hit: int
+    output: int
+    preemptions: int
+
+    @classmethod
+    def of(cls, prompt: Prompt, now: float) -> Finished:
+        """A prompt that has just got its last token."""
+        request = prompt.request
+        first, hit = prompt.first_token, prompt.hit or 0
+        return cls(request.key, request.tokens, prompt.arrived, first, now, hit, request.output, prompt.preemptions)
 
 
 class Result:
@@ -45,6 +57,21 @@ class Result:
     def tokens_per_s(self) -> float:
         """Prompt tokens a second, cached ones included, of all instances."""
         return sum(request.tokens for request in self.finished) / self.seconds
+
+    @property
+    def tpot(self) -> npt.NDArray[np.float64]:
+        """Seconds a token behind the first, of each request that was answered with several."""
+        return np.array([(r.ended - r.first_token) / (r.output - 1) for r in self.finished if r.output > 1])
+
+    @property
+    def hit_tokens(self) -> int:
+        """Prompt tokens that were in a cache when their prompts' turns first came."""
+        return sum(request.hit for request in self.finished)
+
+    @property
+    def preemptions(self) -> int:
+        """How often a request had to give its KV blocks back and start anew."""
+        return sum(request.preemptions for request in self.finished)
 
     @property
     def bubbles(self) -> list[float]:
@@ -75,7 +102,11 @@ class Result:
             "ttft_p99_s": p99,
             "seconds": self.seconds,
             "tokens": sum(request.tokens for request in self.finished),
+            "hit_tokens": self.hit_tokens,
             "computed_tokens": sum(instance.computed for instance in self._instances),
+            "output_tokens": sum(request.output for request in self.finished),
+            "tpot_mean_s": float(self.tpot.mean()) if self.tpot.size else None,
+            "preemptions": self.preemptions,
             "tokens_per_s": self.tokens_per_s,
             "tokens_per_s_per_card": self.tokens_per_s / self._deployment.total_cards,
             "steps": self.steps,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from isochunk.core.errors import WorkloadError
 
@@ -16,8 +16,9 @@ __all__ = ["ClosedLoop", "Lengths", "OpenLoop", "Request", "Workload", "make_req
 class Request:
     """One prompt of ``tokens`` tokens that arrives ``arrival`` seconds after the start.
 
-    ``cached`` of its tokens are in the KV cache already; or, with ``blocks`` (one hash for each
-    `trace.BLOCK` tokens), as many as the instance's own prefix cache holds when the prompt's turn comes.
+    ``cached`` of its tokens are in the KV cache already; or, with ``blocks`` (one hash for each ``unit`` of tokens),
+    as many as the instance's own prefix cache holds when the prompt's turn comes. It is answered with ``output``
+    tokens; one is what a prefill node is asked for.
     """
 
     key: str
@@ -25,10 +26,15 @@ class Request:
     arrival: float = 0.0
     cached: int = 0
     blocks: tuple[int, ...] = ()
+    unit: int = 512
+    output: int = 1
 
     def __post_init__(self) -> None:
         if self.tokens < 1:
             raise WorkloadError(f"request {self.key}: tokens = {self.tokens} must be at least 1")
+        for name in ("unit", "output"):
+            if getattr(self, name) < 1:
+                raise WorkloadError(f"request {self.key}: {name} = {getattr(self, name)} must be at least 1")
         if not 0 <= self.cached < self.tokens:
             raise WorkloadError(f"request {self.key}: cached = {self.cached} must be from 0 to tokens - 1")
         if not (math.isfinite(self.arrival) and self.arrival >= 0):
@@ -51,12 +57,12 @@ class OpenLoop:
         return [(request.arrival, request) for request in _take(self._rest, 1)]
 
     def after_finish(self, now: float) -> list[tuple[float, Request]]:
-        """What arrives because a request has its first token; nothing here."""
+        """What arrives because a request is answered; nothing here."""
         return []
 
 
 class ClosedLoop:
-    """``concurrency`` clients that each send the next request when they have the first token of the last."""
+    """``concurrency`` clients that each send the next request when the last is answered."""
 
     def __init__(self, requests: Sequence[Request], concurrency: int) -> None:
         if concurrency < 1:
@@ -70,11 +76,11 @@ class ClosedLoop:
         return [(0.0, request) for request in _take(self._rest, self.concurrency)]
 
     def after_arrival(self) -> list[tuple[float, Request]]:
-        """Nothing: clients wait for their first token."""
+        """Nothing: clients wait for their answers."""
         return []
 
     def after_finish(self, now: float) -> list[tuple[float, Request]]:
-        """The next request of the client that has just got its first token."""
+        """The next request of the client that has just got its answer."""
         return [(now, request) for request in _take(self._rest, 1)]
 
 
@@ -124,9 +130,12 @@ class Lengths:
 
 
 def make_requests(
-    count: int, lengths: Lengths, *, prefix_hit: float = 0.0, block: int = 1, seed: int = 0
+    count: int, lengths: Lengths, *, prefix_hit: float = 0.0, block: int = 1, seed: int = 0, output: int = 1
 ) -> list[Request]:
-    """``count`` requests of random lengths of which the share ``prefix_hit`` is cached, in whole blocks."""
+    """``count`` requests of random lengths of which the share ``prefix_hit`` is cached, in whole blocks.
+
+    Each is answered with ``output`` tokens.
+    """
     if count < 1:
         raise WorkloadError(f"requests = {count} must be at least 1")
     if not 0 <= prefix_hit < 1:
@@ -137,7 +146,7 @@ def make_requests(
         tokens = draw()
         # vLLM computes at least the last token again, and takes hits in whole blocks.
         cached = min(int(tokens * prefix_hit + 1e-9), tokens - 1) // block * block
-        requests.append(Request(key=f"r{index}", tokens=tokens, cached=cached))
+        requests.append(Request(key=f"r{index}", tokens=tokens, cached=cached, output=output))
     return requests
 
 
@@ -150,9 +159,7 @@ def poisson(requests: Sequence[Request], rate: float, *, seed: int = 0) -> OpenL
     arriving = []
     for request in requests:
         now += clock.expovariate(rate)
-        arriving.append(
-            Request(key=request.key, tokens=request.tokens, arrival=now, cached=request.cached, blocks=request.blocks)
-        )
+        arriving.append(replace(request, arrival=now))
     return OpenLoop(arriving)
 
 

@@ -1,0 +1,67 @@
+"""`simulate` makes the very steps that vLLM's own scheduler and KV cache make of the same requests.
+
+``ISOCHUNK_SCHEDULES=10000`` runs as many random traces as the long check does.
+"""
+
+import os
+import random
+from collections.abc import Callable
+
+import pytest
+
+from isochunk.core.cost import CostModel
+from isochunk.simulator import Deployment, OpenLoop, Request, simulate
+from isochunk.vllm.testing import Engine
+from tests.vllm.clocked import in_simulator, through_vllm
+from tests.vllm.conftest import MODEL
+
+TRACES = int(os.environ.get("ISOCHUNK_SCHEDULES", "80"))
+BLOCK = 16
+UNEQUAL = CostModel(c0=0.003, c1=25e-6, c2=20e-9, c3=0.4e-6)
+
+
+def random_requests(rng: random.Random, room: int, most: int) -> list[Request]:
+    """Prompts that share beginnings, some with long answers, some alike, of all lengths that there is room for."""
+    unit = rng.choice((48, 64, 100, 512))
+    rate = rng.choice((0.5, 5.0, 50.0))
+    roots = [[rng.randrange(1000)] for _ in range(rng.randint(1, 4))]
+    now, requests = 0.0, []
+    for number in range(rng.randint(3, 40)):
+        output = rng.choice((1, 1, 1, 2, 40))
+        tokens = rng.randint(1, min(room - output + 1, most))
+        root = rng.choice(roots)
+        hashes = (root + [rng.randrange(1000) for _ in range(tokens // unit + 1)])[: -(-tokens // unit)]
+        if rng.random() < 0.5:
+            roots.append(hashes)
+        now += rng.choice((0.0, rng.expovariate(rate)))
+        blocks = tuple(hashes) if rng.random() < 0.9 else ()
+        requests.append(Request(key=f"{number}", tokens=tokens, arrival=now, blocks=blocks, unit=unit, output=output))
+    return requests
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("blocks", "seqs", "stages"), [(500, 64, 2), (150, 64, 2), (60, 4, 4), (20000, 64, 2)])
+def test_every_step_of_a_random_trace_is_the_same(
+    make_engine: Callable[..., Engine], blocks: int, seqs: int, stages: int
+) -> None:
+    deployment = Deployment(
+        models=(MODEL,) * (stages - 1) + (UNEQUAL,),
+        max_tokens=2048,
+        max_seqs=seqs,
+        kv_tokens=blocks * BLOCK,
+        block=BLOCK,
+    )
+    engine = make_engine(blocks=blocks, pipeline_parallel_size=stages, max_num_seqs=seqs, in_flight=stages)
+    preemptions = hits = 0
+    for trace in range(TRACES // 4):
+        requests = random_requests(random.Random(f"{blocks} {trace}"), (blocks - 1) * BLOCK, 6000)
+        result = simulate(deployment, OpenLoop(requests), "fixed", record=True)
+        steps, first_tokens = in_simulator(result)
+        real_steps, real_first_tokens = through_vllm(engine, deployment, requests)
+        assert steps == real_steps, f"trace {trace}"
+        assert first_tokens == pytest.approx(real_first_tokens, rel=1e-9), f"trace {trace}"
+        assert engine.scheduler.reset_prefix_cache()
+        preemptions += result.preemptions
+        hits += result.hit_tokens
+    assert hits > 0
+    assert (preemptions > 0) == (blocks < 20000)
