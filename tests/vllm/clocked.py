@@ -71,7 +71,7 @@ class _Run:
         parts = [(key, chunk, asked[key].num_computed_tokens - chunk) for key, chunk in new.items()]
         at = self.now
         for stage, model in enumerate(self._deployment.models):
-            at = max(at, self._free[stage]) + model.c0 + sum(model.marginal(c, h) for _, c, h in parts)
+            at = max(at, self._free[stage]) + model.step([c for _, c, _ in parts], [h for _, _, h in parts])
             self._free[stage] = at
         self.steps.append(parts)
         self._in_flight.append((at, output, {key for key, request in asked.items() if not request.is_prefill_chunk}))
