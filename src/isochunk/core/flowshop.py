@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from isochunk.core.errors import PlanError
 
-__all__ = ["completion_times", "makespan"]
+__all__ = ["completion_times", "makespan", "through_stage"]
 
 
 def makespan(step_seconds: npt.ArrayLike, stages: int | None = None) -> float:
@@ -35,7 +35,16 @@ def makespan(step_seconds: npt.ArrayLike, stages: int | None = None) -> float:
         return float(times.sum() + (stages - 1) * times.max())
     if times.ndim != 2 or stages not in (None, times.shape[1]):
         raise PlanError(f"step_seconds of shape {times.shape} does not fit {stages} stages")
-    return float(completion_times(times)[-1, -1])
+    ready = np.zeros(len(times))
+    for stage in times.T:
+        ready = through_stage(ready, stage)
+    return float(ready[-1])
+
+
+def through_stage(ready: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """When each step leaves a stage that takes ``seconds`` for it, from when it came; shape (steps,) all."""
+    before = np.cumsum(seconds)
+    return np.asarray(np.maximum.accumulate(ready - before + seconds) + before)
 
 
 def completion_times(times: npt.NDArray[np.float64], in_flight: int | None = None) -> npt.NDArray[np.float64]:

@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from isochunk.core.cost import CostModel
 from isochunk.core.errors import PlanError
-from isochunk.core.flowshop import makespan
+from isochunk.core.flowshop import makespan, through_stage
 from isochunk.core.taper import tapered_ends
+from isochunk.core.walks import best_walk
 
 __all__ = ["POLICIES", "Plan", "Policy", "evaluate", "law_target", "plan", "static_ttft"]
 
@@ -22,6 +23,12 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 MAX_TOKENS = 100_000_000
 MAX_STAGES = 1024
+MAX_STEPS = 1 << 17
+
+_SWEPT = 64  # no plan is above the best of the fixed sizes that are multiples of this
+_MOST_STEPS = 16_384  # of a fixed size; a million tokens in steps of 64
+_MOST_EQUAL = 1024  # steps of a cut that is solved for exactly
+_MOST_TAPERED = 256
 
 Floats = npt.NDArray[np.float64]
 
@@ -104,8 +111,7 @@ def evaluate(
     cached: int = 0,
 ) -> float:
     """Predicted TTFT in seconds of a given cut: the flow-shop makespan of its steps."""
-    models = _models(model, stages)
-    return makespan(_stage_times(models, cached, chunks))
+    return _passage(_models(model, stages), cached, chunks)[1]
 
 
 def static_ttft(model: CostModel, start: int, end: int, sizes: npt.ArrayLike, stages: int) -> Floats:
@@ -158,26 +164,37 @@ def _check(tokens: int, cached: int, max_chunk: int | None, block: int, policy: 
         return tokens - cached
     if max_chunk < 1:
         raise PlanError(f"max_chunk = {max_chunk} must be at least 1")
+    if (steps := math.ceil((tokens - cached) / max_chunk)) > MAX_STEPS:
+        raise PlanError(
+            f"tokens = {tokens} take {steps} steps of max_chunk = {max_chunk}; at most {MAX_STEPS} are planned"
+        )
     return max_chunk
 
 
 def _as_plan(policy: Policy, models: tuple[CostModel, ...], cached: int, chunks: Sequence[int], target: float) -> Plan:
-    times = _stage_times(models, cached, chunks)
+    seconds, ttft = _passage(models, cached, chunks)
     return Plan(
         policy=policy,
         chunks=tuple(chunks),
         target_s=float(target),
-        ttft_s=makespan(times),
-        step_seconds=tuple(times.max(axis=1).tolist()),
+        ttft_s=ttft,
+        step_seconds=tuple(seconds.tolist()),
     )
 
 
-def _stage_times(models: tuple[CostModel, ...], cached: int, chunks: Sequence[int]) -> Floats:
+def _passage(models: tuple[CostModel, ...], cached: int, chunks: Sequence[int]) -> tuple[Floats, float]:
+    """Seconds of each step on its slowest stage, and when the last one leaves the last stage."""
     sizes = np.asarray(chunks, dtype=np.float64)
     histories = cached + np.concatenate(([0.0], np.cumsum(sizes)[:-1]))
     if models.count(models[0]) == len(models):
-        return np.repeat(models[0].seconds(sizes, histories)[:, None], len(models), axis=1)
-    return np.stack([m.seconds(sizes, histories) for m in models], axis=1)
+        seconds = models[0].seconds(sizes, histories)
+        return seconds, makespan(seconds, len(models))
+    slowest = left = np.zeros(len(sizes))
+    for model in models:
+        seconds = model.seconds(sizes, histories)
+        slowest = np.maximum(slowest, seconds)
+        left = through_stage(left, seconds)
+    return slowest, float(left[-1])
 
 
 def _static_cut(start: int, end: int, size: int) -> list[int]:
@@ -194,6 +211,8 @@ def _timed_cut(model: CostModel, start: int, end: int, target: float, limit: int
         size = min(size, end - at)
         chunks.append(size)
         at += size
+        if len(chunks) > MAX_STEPS:
+            raise PlanError(f"steps of {target:.3g} s each are more than {MAX_STEPS}; give a larger max_chunk")
     return chunks
 
 
@@ -210,24 +229,29 @@ def align(at: int, chunk: float, limit: int, block: int) -> int:
 def _optimal_cuts(
     models: tuple[CostModel, ...], model: CostModel, start: int, end: int, limit: int, block: int
 ) -> list[tuple[list[int], float]]:
-    """Candidate cuts with their targets: equal times around the law's count, and the best fixed size."""
+    """Candidate cuts with their targets: equal times around the law's count, walks, and the best fixed size."""
     stages = len(models)
     work = model.work(start, end)
     step_cost = model.step_cost(start, end)
     ideal = math.sqrt((stages - 1) * work / step_cost)
     fewest = math.ceil((end - start) / limit)
     most = math.ceil((end - start) / block)
+    size, known = _best_static(model, start, end, limit, block, stages, ideal)
+    cuts = [(_static_cut(start, end, size), model.seconds(size))]
+    if model.curve is not None:
+        target = law_target(model, work, stages, step_cost)
+        if walked := best_walk(model, start, end, limit, block, stages, target, known):
+            cuts.append((walked, target))
     counts = {min(max(n, fewest, 1), max(most, fewest)) for n in (math.floor(ideal), math.ceil(ideal))}
-    cuts = []
-    for n in counts:
-        target = _equal_target(model, start, end, n, limit)
-        cuts.append((_equal_cut(model, start, end, n, target, limit, block), target))
+    if model.curve is None and min(counts) <= _MOST_EQUAL:
+        for n in sorted(counts):
+            target = _equal_target(model, start, end, n, limit)
+            cuts.append((_equal_cut(model, start, end, n, target, limit, block), target))
     if models.count(model) < stages:
-        around = {max(round(ideal * factor), fewest, 1) for factor in (0.85, 1.1, 1.45)}
-        ends = tapered_ends(models, model, start, end, sorted(around))
-        cuts.append((_rounded_cut(ends, start, end, limit, block), cuts[0][1]))
-    size = _best_static(model, start, end, limit, block, stages, ideal)
-    cuts.append((_static_cut(start, end, size), model.seconds(size)))
+        around = {max(min(round(ideal * factor), _MOST_TAPERED), fewest, 1) for factor in (0.85, 1.1, 1.45)}
+        if max(around) <= _MOST_TAPERED:
+            ends = tapered_ends(models, model, start, end, sorted(around))
+            cuts.append((_rounded_cut(ends, start, end, limit, block), law_target(model, work, stages, step_cost)))
     return cuts
 
 
@@ -284,11 +308,24 @@ def _equal_cut(model: CostModel, start: int, end: int, n: int, target: float, li
     return chunks
 
 
-def _best_static(model: CostModel, start: int, end: int, limit: int, block: int, stages: int, ideal: float) -> int:
-    """The fixed size, a multiple of the block (or the limit), with the least predicted TTFT."""
+def _best_static(
+    model: CostModel, start: int, end: int, limit: int, block: int, stages: int, ideal: float
+) -> tuple[int, float]:
+    """The fixed size, a multiple of the block (or the limit), with the least predicted TTFT, and that TTFT.
+
+    All multiples of `_SWEPT` are tried (of the block, where they are none of its); of a longer prompt than makes
+    `_MOST_STEPS` of them, one for each number of steps.
+    """
     most = min(limit, end - start)
     fewest = math.ceil((end - start) / limit)
-    counts = np.arange(fewest, max(math.ceil(2 * ideal), fewest) + 9)
-    sizes = np.ceil((end - start) / counts / block) * block
-    sizes = np.unique(np.minimum(np.concatenate((sizes, sizes + block, [most])), most))
-    return int(sizes[np.argmin(static_ttft(model, start, end, sizes, stages))])
+    longest = min(max(math.ceil((end - start) / _MOST_STEPS), block), most)
+    counts = np.arange(fewest, min(max(math.ceil(2 * ideal), fewest) + 9, _MOST_STEPS + fewest))
+    even = np.ceil((end - start) / counts / block) * block
+    apart = _SWEPT if _SWEPT % block == 0 else block
+    first = math.ceil(longest / apart)
+    swept = apart * np.linspace(first, max(most // apart, first), min(max(most // apart - first + 1, 1), _MOST_STEPS))
+    sizes = np.unique(np.concatenate((even, even + block, np.floor(swept / apart) * apart, [most])))
+    sizes = sizes[(sizes >= longest) & (sizes <= most)]
+    ttft = static_ttft(model, start, end, sizes, stages)
+    best = int(np.argmin(ttft))
+    return int(sizes[best]), float(ttft[best])

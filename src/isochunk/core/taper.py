@@ -16,6 +16,7 @@ Floats = npt.NDArray[np.float64]
 
 _STARTS = ((1.0, 1.0), (0.7, 1.1), (0.5, 1.1), (0.5, 1.25), (0.3, 1.1), (0.3, 1.25), (0.15, 1.25), (0.15, 1.6))
 _ROUNDS = 5
+_MOST_STAGES = 32
 
 
 def tapered_ends(
@@ -65,6 +66,9 @@ def _refined(score: Callable[[Sequence[float]], float], shape: tuple[float, ...]
 def _scorer(
     models: Sequence[CostModel], slowest: CostModel, start: int, end: int, count: int
 ) -> Callable[[Sequence[float]], float]:
+    if len(models) > _MOST_STAGES:  # the shape shows on some of them
+        models = [*models[:: math.ceil(len(models) / _MOST_STAGES)], slowest]
+
     def score(shape: Sequence[float]) -> float:
         ends = _ends(slowest, start, end, _weights(shape, count))
         histories = np.concatenate(([float(start)], ends[:-1]))
