@@ -27,6 +27,7 @@ def test_all_keys_are_read() -> None:
         "profile": "off",
         "max_probe_seconds": 5.0,
         "max_queue_delay": 2.5,
+        "max_inter_token_latency": 0.2,
     }
     assert read_config(section(**keys)).model_dump() == keys
 

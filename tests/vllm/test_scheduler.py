@@ -12,7 +12,7 @@ from vllm.v1.metrics.stats import PrefixCacheStats
 from isochunk import plan
 from isochunk.core.errors import ConfigError, ModelError
 from isochunk.vllm import AsyncScheduler
-from isochunk.vllm.compat import prefix_hit
+from isochunk.vllm.compat import PrefixHits
 from isochunk.vllm.prompts import Part
 from isochunk.vllm.testing import BLOCK, Engine
 
@@ -109,7 +109,7 @@ def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return notes
 
 
-def test_an_external_hit_is_history_and_the_connector_is_asked_once(
+def test_an_external_hit_is_history_and_the_connector_is_asked_once_or_twice(
     make_engine: Make, tmp_path: Path, looked_up: list[dict[str, Any]]
 ) -> None:
     transfer = {
@@ -132,7 +132,11 @@ def test_an_external_hit_is_history_and_the_connector_is_asked_once(
             assert chunks(engine, "a") == chunks(engine, "b") == list(expected)
             assert engine.scheduler.isochunk.controller.counters.fallbacks == 0
         assert {sum(chunks(engine, name)) for name in "abcdef"} == {4000}
-        seen.append((looked_up.copy(), StoredPrefix.asked.copy()))
+        asked = StoredPrefix.asked
+        assert max(map(asked.count, asked)) <= (2 if section else 1)  # once to learn whether its KV is to be loaded
+        if not hasattr(engine.scheduler, "kv_holding_waiting"):  # until 0.30 a look-up counts though it is put off
+            looked_up[:] = [note for at, note in enumerate(looked_up) if note not in looked_up[:at]]
+        seen.append((looked_up.copy(), list(dict.fromkeys(asked))))
         looked_up.clear()
         StoredPrefix.asked.clear()
     assert seen[0] == seen[1]
@@ -161,7 +165,7 @@ def test_looking_up_a_hit_changes_no_eviction_order(make_engine: Make) -> None:
     engine.add("b", ids(0, 3300))
     pool = engine.scheduler.kv_cache_manager.block_pool.free_block_queue
     before = [block.block_id for block in pool.get_all_free_blocks()]
-    assert prefix_hit(engine.scheduler, engine.scheduler.requests["b"]) == 3200
+    assert PrefixHits(engine.scheduler).of(engine.scheduler.requests["b"], 0) == 3200
     assert [block.block_id for block in pool.get_all_free_blocks()] == before
 
 

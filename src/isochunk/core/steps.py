@@ -32,6 +32,10 @@ class Prefill:
     remaining: int
     waited_s: float = 0.0
 
+    def after(self, history: int) -> Prefill:
+        """The same prompt with so many of its tokens in the KV cache."""
+        return Prefill(self.key, history, self.history + self.remaining - history, self.waited_s)
+
 
 class StepPlanner:
     """Chooses the token budget of each step; the simulator and vLLM's scheduler drive this same object.
@@ -117,10 +121,14 @@ class StepPlanner:
         """
         total = self._planned(model, queue, more, other_seconds, in_flight, between)
         if max_seconds < math.inf:
-            total = min(total, self._fill(model, queue, max_seconds - model.c0 - other_seconds))
+            total = min(total, self.within(model, queue, max_seconds - other_seconds))
         if self.policy == "optimal" and self.stages > 1:
             self._take(model, queue, total, between and bool(in_flight))
         return total
+
+    def within(self, model: CostModel, queue: Sequence[Prefill], seconds: float) -> int:
+        """Prefill tokens of a step of at most so many seconds; at least the least chunk of the first prompt."""
+        return self._fill(model, queue, seconds - model.c0)
 
     def _planned(
         self,

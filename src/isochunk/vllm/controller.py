@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ from isochunk.core.planner import Policy, plan, static_ttft
 from isochunk.core.steps import Prefill, StepPlanner
 from isochunk.core.timing import StageClock
 from isochunk.vllm.config import ChunkConfig
-from isochunk.vllm.prompts import Part, PromptLog, PromptRecord, Step
+from isochunk.vllm.prompts import Part, PromptLog, PromptRecord, Run, Step
 
 __all__ = ["Controller", "Counters"]
 
@@ -104,24 +105,47 @@ class Controller:
         self.planner.forget()
 
     def tokens(
-        self, queue: Sequence[Prefill], more: int, decodes: Sequence[tuple[int, int]], *, between: bool = False
+        self,
+        queue: Sequence[Prefill],
+        more: int,
+        beside: Sequence[tuple[int, int]],
+        *,
+        between: bool = False,
+        max_seconds: float = math.inf,
     ) -> int | None:
         """Prefill tokens of the next step; None leaves the step to vLLM.
 
         Args:
             queue: prompts in vLLM's order.
             more: prompts behind those.
-            decodes: (new tokens, history) of each decode in the step.
+            beside: (new tokens, history) of whoever else is in the step: decodes, prompts that vLLM lets through.
             between: a longer prompt sits this step out.
+            max_seconds: most that the step may take, for streams that decode meanwhile. It holds whenever the model is
+                known, also for the fixed size and for a prompt that is left to vLLM.
         """
-        if self.planner.policy == "fixed":
-            return self.chunk
         model = self.model
-        if model is None or not self.planning:
-            return None
-        other = sum(model.marginal(new, history) for new, history in decodes)
+        fixed = self.planner.policy == "fixed"
+        if model is None or (max_seconds == math.inf and (fixed or not self.planning)):
+            return self.chunk if fixed else None
+        other = _seconds_beside(model, beside)
+        if not fixed and not self.planning:
+            return min(self.planner.within(model, queue, max_seconds - other), self.planner.max_chunk)
         in_flight = [step.predicted_s for step in self._in_flight if step.parts]
-        return self.planner.tokens(model, queue, more=more, other_seconds=other, in_flight=in_flight, between=between)
+        return self.planner.tokens(
+            model,
+            queue,
+            more=more,
+            other_seconds=other,
+            in_flight=in_flight,
+            between=between,
+            max_seconds=max_seconds,
+        )
+
+    def fits(self, beside: Sequence[tuple[int, int]], max_seconds: float) -> bool:
+        """Whether a step of these (new tokens, history) takes no longer, as far as is known."""
+        if max_seconds == math.inf or self.model is None:
+            return True
+        return self.model.c0 + _seconds_beside(self.model, beside) <= max_seconds
 
     def yielded(self, request_ids: Collection[str]) -> None:
         """These prompts sit the next step out."""
@@ -129,36 +153,43 @@ class Controller:
         for request_id in request_ids:
             self.log.share(request_id)
 
+    def paused(self) -> None:
+        """The engine pauses or goes on: what prompts take meanwhile is nobody's doing."""
+        self.log.share_all()
+
+    def gone(self, request_ids: Iterable[str]) -> None:
+        """The runs of these requests are over: they ended, or were preempted."""
+        for request_id in request_ids:
+            self.log.drop(request_id)
+
     def entered(self, parts: list[Part], decodes: Sequence[tuple[int, int]], now: float, output: Any) -> None:
         """A step with these parts and decodes went into the pipeline; ``output`` tells it from others."""
         predicted = 0.0
         if self.model is not None:
             shares = [(part.chunk, part.history) for part in parts] + list(decodes)
             predicted = self.model.step(*zip(*shares, strict=True)) if shares else self.model.c0
-        for part in parts:
-            if part.request_id not in self.log:
-                self._open(part)
-        self._in_flight.append(Step(output=output, parts=parts, pure=not decodes, predicted_s=predicted, entered_s=now))
+        runs = [self.log.enter(part) or self._open(part) for part in parts]
+        step = Step(output=output, parts=parts, runs=runs, pure=not decodes, predicted_s=predicted, entered_s=now)
+        self._in_flight.append(step)
         self.counters.steps += 1
 
-    def _open(self, part: Part) -> None:
+    def _open(self, part: Part) -> Run:
         """A prompt's first step: note what it is predicted to take."""
         resting = self.resting > 0
         planned = None if resting else self.planner.planned(part.request_id)
         policy = "fixed" if resting else self.planner.policy
-        self.log.open(
-            PromptRecord(
-                request_id=part.request_id,
-                policy=policy,
-                chunk=self.chunk,
-                cached=part.history,
-                predicted_ttft_s=planned.ttft_s if planned else self._predicted(part, policy),
-            )
-        )
         if resting:
             self._guard.resting -= 1
         elif planned:
             self.counters.planned += 1
+        record = PromptRecord(
+            request_id=part.request_id,
+            policy=policy,
+            chunk=self.chunk,
+            cached=part.history,
+            predicted_ttft_s=planned.ttft_s if planned else self._predicted(part, policy),
+        )
+        return self.log.open(record, part)
 
     def _predicted(self, part: Part, policy: Policy) -> float | None:
         """TTFT of a prompt alone under a policy that keeps no plan."""
@@ -180,7 +211,8 @@ class Controller:
         while (step := self._in_flight.popleft()).output is not output:
             pass
         seconds = self._clock.step(step.entered_s, now)
-        finished = [record for part in step.parts if (record := self.log.step(part, step, now, seconds)) is not None]
+        noted = [self.log.step(run, part, step, now, seconds) for run, part in zip(step.runs, step.parts, strict=True)]
+        finished = [record for record in noted if record is not None]
         if not learn:
             return None
         if self._cold:  # the first steps of a process meet compilation and first-use warm-up
@@ -260,3 +292,15 @@ class Controller:
             "counters": asdict(self.counters),
             "prompts": self.log.as_list(),
         }
+
+
+def _seconds_beside(model: CostModel, shares: Iterable[tuple[int, int]]) -> float:
+    """Seconds that these (new tokens, history) add to a step which runs anyway."""
+    if model.bend is not None:
+        return sum(model.marginal(new, history) for new, history in shares)
+    tokens = pairs = read = 0.0
+    for new, history in shares:
+        tokens += new
+        pairs += new * (history + new / 2)
+        read += history
+    return model.c1 * tokens + model.c2 * pairs + model.c3 * read

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Part", "PromptLog", "PromptRecord", "Step"]
+__all__ = ["Part", "PromptLog", "PromptRecord", "Run", "Step"]
 
 _FINISHED = 32
 _OPEN = 256
@@ -25,17 +25,6 @@ class Part:
     def last(self) -> bool:
         """Whether this share ends the prompt."""
         return self.history + self.chunk >= self.prompt
-
-
-@dataclass(slots=True, kw_only=True)
-class Step:
-    """A step in the pipeline; times are monotonic seconds. ``output`` is what the scheduler made it from."""
-
-    output: Any
-    parts: list[Part]
-    pure: bool
-    predicted_s: float
-    entered_s: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,32 +47,80 @@ class PromptRecord:
     exited_s: list[float] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False)
+class Run:
+    """A prompt's one run through the pipeline: ``at`` tokens have entered it; nothing is noted once it is ``over``."""
+
+    record: PromptRecord
+    at: int
+    over: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """A step in the pipeline; times are monotonic seconds. ``output`` is what the scheduler made it from.
+
+    ``runs`` are those of the parts, in their order.
+    """
+
+    output: Any
+    parts: list[Part]
+    runs: list[Run]
+    pure: bool
+    predicted_s: float
+    entered_s: float
+
+
 class PromptLog:
-    """Open and lately finished prompts, bounded both."""
+    """Open and lately finished prompts, bounded both.
+
+    A record is one run of one prompt. A request that is preempted begins another, as does one that comes under the id
+    of an aborted one; what is still in the pipeline of a run that is over is noted nowhere.
+    """
 
     def __init__(self) -> None:
-        self._open: OrderedDict[str, PromptRecord] = OrderedDict()
+        self._open: OrderedDict[str, Run] = OrderedDict()
         self._finished: deque[PromptRecord] = deque(maxlen=_FINISHED)
 
-    def open(self, record: PromptRecord) -> None:
-        """Start a prompt; the oldest open one is dropped when there are too many (its request was aborted)."""
-        self._open[record.request_id] = record
+    def enter(self, part: Part) -> Run | None:
+        """The run that this part goes on with; None when it begins one."""
+        run = self._open.get(part.request_id)
+        if run is None:
+            return None
+        if run.at != part.history:
+            self.drop(part.request_id)
+            return None
+        run.at += part.chunk
+        return run
+
+    def open(self, record: PromptRecord, part: Part) -> Run:
+        """Begin a run; the oldest open one is dropped when there are too many."""
+        run = self._open[part.request_id] = Run(record, part.history + part.chunk)
         if len(self._open) > _OPEN:
-            self._open.popitem(last=False)
+            self.drop(next(iter(self._open)))
+        return run
+
+    def drop(self, request_id: str) -> None:
+        """The run ends here: its request was preempted or aborted."""
+        run = self._open.pop(request_id, None)
+        if run is not None:
+            run.over = True
 
     def share(self, request_id: str) -> None:
         """A prompt sits a step out for others, so it does not run alone."""
-        if (record := self._open.get(request_id)) is not None:
-            record.alone = False
+        if (run := self._open.get(request_id)) is not None:
+            run.record.alone = False
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._open
+    def share_all(self) -> None:
+        """The engine pauses: no open prompt runs undisturbed."""
+        for run in self._open.values():
+            run.record.alone = False
 
-    def step(self, part: Part, step: Step, exited: float, seconds: float) -> PromptRecord | None:
+    def step(self, run: Run, part: Part, step: Step, exited: float, seconds: float) -> PromptRecord | None:
         """Note a step that left the pipeline; returns the record when it was the prompt's last."""
-        record = self._open.get(part.request_id)
-        if record is None:
+        if run.over:
             return None
+        record = run.record
         record.alone = record.alone and step.pure and len(step.parts) == 1
         record.chunks.append(part.chunk)
         record.histories.append(part.history)
@@ -93,7 +130,7 @@ class PromptLog:
         record.exited_s.append(exited)
         if not part.last:
             return None
-        del self._open[part.request_id]
+        self.drop(part.request_id)
         record.tokens = part.history + part.chunk
         record.measured_ttft_s = exited - record.entered_s[0]
         self._finished.append(record)
@@ -101,12 +138,13 @@ class PromptLog:
 
     def take(self, request_id: str) -> PromptRecord | None:
         """Remove and return a prompt's record, finished or not."""
-        record = self._open.pop(request_id, None)
+        run = self._open.get(request_id)
+        self.drop(request_id)
         for finished in self._finished:
             if finished.request_id == request_id:
                 self._finished.remove(finished)
                 return finished
-        return record
+        return run.record if run else None
 
     def as_list(self) -> list[dict[str, Any]]:
         """Finished prompts as plain data, newest last."""

@@ -1,8 +1,10 @@
-"""vLLM's schedulers, narrowed: this step's token budget comes from isochunk, everything else from vLLM."""
+"""vLLM's schedulers, narrowed: each prompt's chunk comes from isochunk, everything else from vLLM."""
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncScheduler
@@ -11,6 +13,7 @@ from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 from isochunk.core.steps import Prefill, StepPlanner
 from isochunk.core.turns import Turns
 from isochunk.vllm import compat
+from isochunk.vllm.batch import Batch, Prompt, gather, shares
 from isochunk.vllm.config import ChunkConfig
 from isochunk.vllm.controller import Controller
 from isochunk.vllm.prompts import Part
@@ -19,15 +22,13 @@ from isochunk.vllm.settings import check_engine, chunk_config
 
 __all__ = ["AsyncScheduler", "Scheduler"]
 
-_QUEUE = 32  # waiting prompts looked at in a step
-_HIT_STEPS = 8  # a waiting request's prefix hit is looked up again after so many steps
+_ASKED = 8  # times that a step is planned anew because a KV connector has something to load
 
 
 class NarrowedScheduler:
     """Mixin over vLLM's scheduler classes; an error in it leaves the step to vLLM and is counted."""
 
     vllm_config: Any
-    scheduler_config: Any
     block_size: int
     connector: Any
     current_step: int
@@ -39,16 +40,19 @@ class NarrowedScheduler:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         check_engine(self.vllm_config)
+        compat.check_bounds(self)
         config = chunk_config(self.vllm_config)
-        self.isochunk = Session(self, config, self._controller(config))
-        self._hits: dict[str, tuple[int, int]] = {}
+        stages = self.vllm_config.parallel_config.pipeline_parallel_size
+        self.isochunk = Session(self, config, self._controller(config, stages))
+        self._hits = compat.PrefixHits(self)
         self._external = compat.ExternalHits(self.connector, self.block_size)
         self._turns = Turns(config.max_queue_delay)
+        latency = config.max_inter_token_latency
+        self._stream_step_s = math.inf if latency is None else latency / stages
         compat.before_busy_loop(_start)
         compat.add_engine_methods({"isochunk_status": _status, "isochunk_policy": _policy})
 
-    def _controller(self, config: ChunkConfig) -> Controller:
-        stages = self.vllm_config.parallel_config.pipeline_parallel_size
+    def _controller(self, config: ChunkConfig, stages: int) -> Controller:
         planner = StepPlanner(
             stages=stages,
             max_chunk=self.max_num_scheduled_tokens,
@@ -59,24 +63,16 @@ class NarrowedScheduler:
         return Controller(config, planner, stages)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's own `schedule` under this step's token budget."""
-        limit = self.max_num_scheduled_tokens
-        aside: list[Any] = []
+        """vLLM's own `schedule`, each prompt's chunk and the step within isochunk's bounds."""
+        bounds = None
         try:
-            budget = self._budget(aside)
+            bounds = self._bounds()
         except Exception:  # noqa: BLE001 - whatever is wrong in the planner must not stop serving
             self.isochunk.fault("the planner failed")
-            budget = None
-        if budget is not None:
-            self.max_num_scheduled_tokens = min(max(budget, 1), limit)
+        with compat.bounded(self, bounds, self._external.passing):
+            output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         try:
-            with compat.passed_over(self, aside):
-                output = super().schedule(*args, **kwargs)  # type: ignore[misc]
-        finally:
-            self.max_num_scheduled_tokens = limit
-            self._external.forget()
-        try:
-            if aside and not output.total_num_scheduled_tokens:
+            if bounds is not None and bounds.aside and not output.total_num_scheduled_tokens:
                 self._turns.refused()
             self._entered(output)
         except Exception:  # noqa: BLE001 - as above: without its record a step is only not timed
@@ -92,68 +88,74 @@ class NarrowedScheduler:
                 self.isochunk.fault("a step could not be timed")
         return super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
 
-    def _budget(self, aside: list[Any]) -> int | None:
-        """Tokens of this step, decodes included; None leaves it to vLLM. Requests that sit it out go to ``aside``."""
-        queue: list[Prefill] = []
-        decodes: list[tuple[int, int]] = []
-        now = time.time()
-        for request in self.running:
-            new = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
-            if new <= 0 or self.current_step + 1 < request.next_decode_eligible_step:
-                continue
-            if request.is_prefill_chunk:
-                waited = now - request.arrival_time
-                queue.append(Prefill(request.request_id, request.num_computed_tokens, new, waited))
-            else:
-                decodes.append((new, request.num_computed_tokens))
-        begun = len(queue)
-        more = self._add_waiting(queue, now)
-        yielding = self._turns.aside(queue, begun)
+    def set_pause_state(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM's own `set_pause_state`: what prompts take while the engine pauses is no plan's doing."""
+        self.isochunk.controller.paused()
+        super().set_pause_state(*args, **kwargs)  # type: ignore[misc]
+
+    def _bounds(self) -> compat.Bounds | None:
+        """What the next step is held to; None leaves it to vLLM."""
+        if compat.is_paused(self) == "all":
+            return None
+        batch = gather(self, self._hits, far=self._external.used)
+        yielding = self._turns.aside([prompt.prefill for prompt in batch.prompts], batch.begun)
         if yielding:
-            aside += [self.requests[key] for key in yielding]
-            queue = [prompt for prompt in queue if prompt.key not in yielding]
             self.isochunk.controller.yielded(yielding)
-        if not queue or self._keeps_images_whole(queue):
-            return None
-        tokens = self.isochunk.tokens(queue, more, decodes, between=bool(yielding))
-        if tokens is None:
-            return None
-        if any(prompt.remaining == 1 for prompt in queue):
-            tokens += self.num_spec_tokens  # vLLM pads such a prompt, and waits for a step that holds the padding
-        return tokens + sum(new for new, _ in decodes)
+        aside = [*batch.aside, *(self.requests[key] for key in yielding)]
+        prompts = [prompt for prompt in batch.prompts if prompt.key not in yielding]
+        given, loads = self._shares(prompts, batch, between=bool(yielding))
+        if not given:
+            return compat.Bounds(batch.limit, None, aside) if aside else None
+        return self._held_to(prompts, batch, given, loads, aside)
 
-    def _keeps_images_whole(self, queue: list[Prefill]) -> bool:
-        """Whether a chunk could end inside an image that must stay whole: vLLM sees to it for its own size only."""
-        whole = self.scheduler_config.disable_chunked_mm_input
-        return whole and any(self.requests[prompt.key].has_encoder_inputs for prompt in queue)
+    def _shares(self, prompts: list[Prompt], batch: Batch, *, between: bool) -> tuple[dict[str, int], list[Prompt]]:
+        """What each prompt gets, and those that turn out to load their KV between steps: they are removed.
 
-    def _add_waiting(self, queue: list[Prefill], now: float) -> int:
-        """Append waiting prompts with their prefix hits; returns how many are behind those looked at."""
-        room = max(min(_QUEUE, compat.most_active(self) - len(self.running)), 0)
-        waiting, more = compat.prefill_requests(self, room)
-        step = self.current_step
-        alone = not queue  # nothing has begun, so vLLM will take the first that waits
-        reached = sum(prompt.remaining for prompt in queue) < self.max_num_scheduled_tokens
-        hits: dict[str, tuple[int, int]] = {}
-        for request in waiting:
-            at, history = self._hits.get(request.request_id, (-_HIT_STEPS, 0))
-            # The next to be served is looked up anew: the prompt before it may just have filled the cache.
-            following = reached and not hits
-            if following or step - at >= _HIT_STEPS:
-                at, history = step, compat.prefix_hit(self, request)
-            hits[request.request_id] = (at, history)
-            if following and alone and self.isochunk.controller.planning:
-                told = self._external.history(request, history)
-                if told is None:  # vLLM will load its KV first, and go on with the next
-                    continue
-                history = told
-            remaining = request.num_tokens - history
-            if remaining > 0:
-                queue.append(Prefill(request.request_id, history, remaining, now - request.arrival_time))
-        self._hits = hits
-        return more
+        Who comes new into the pipeline is asked about at the KV connector first: vLLM asks it in this very step.
+        """
+        law = _Law(self.isochunk, batch, self._stream_step_s if batch.streams else math.inf, between=between)
+        loads: list[Prompt] = []
+        asked: set[str] = set()
+        for _ in range(_ASKED):
+            given = shares(prompts, batch, law, self._least) if prompts else {}
+            changed = False
+            for prompt in [prompt for prompt in prompts if prompt.waits and prompt.key in given.keys() - asked]:
+                asked.add(prompt.key)
+                told = self._external.history(prompt.request, prompt.prefill.history)
+                changed |= told != prompt.prefill.history
+                if told is None:
+                    prompts.remove(prompt)
+                    loads.append(prompt)
+                else:
+                    prompt.prefill = prompt.prefill.after(told)
+            if not changed:
+                break
+        return given, loads
+
+    def _held_to(
+        self, prompts: list[Prompt], batch: Batch, given: dict[str, int], loads: list[Prompt], aside: list[Any]
+    ) -> compat.Bounds:
+        budget = sum(new for new, _ in batch.decodes) + sum(given.values())
+        caps = dict(given)
+        for prompt in prompts:
+            if prompt.lacks == 1 and prompt.key in given:  # vLLM pads such a prompt, or lets it wait
+                caps[prompt.key] += self.num_spec_tokens
+                budget += self.num_spec_tokens
+        behind = [prompt for prompt in prompts if prompt.waits and prompt.alone and prompt.key not in given]
+        held: set[str] = set()
+        if loads or any(self._external.may_load(prompt.request) for prompt in behind):
+            budget += 1  # vLLM's scan ends when the last token is given away
+            held = {prompt.key for prompt in behind if not self._external.may_load(prompt.request)}
+            self._external.reach(given.keys(), batch.left, batch.room, batch.threshold)
+        return compat.Bounds(min(budget, batch.limit), caps, aside, held)
+
+    def _least(self, prompt: Prompt) -> int:
+        return compat.least_chunk(self, prompt.request, prompt.prefill.history)
 
     def _entered(self, output: Any) -> None:
+        gone = [*output.finished_req_ids, *(output.preempted_req_ids or ())]
+        self._external.forget(gone)
+        self.isochunk.controller.gone(gone)
         scheduled = output.num_scheduled_tokens
         if not scheduled:
             return
@@ -168,6 +170,20 @@ class NarrowedScheduler:
             else:
                 decodes.append((new, history))
         self.isochunk.controller.entered(parts, decodes, time.monotonic(), output)
+
+
+class _Law:
+    """What isochunk gives this step."""
+
+    def __init__(self, session: Session, batch: Batch, max_seconds: float, *, between: bool) -> None:
+        self._session, self._more = session, batch.more
+        self._max_seconds, self._between = max_seconds, between
+
+    def tokens(self, queue: Sequence[Prefill], beside: Sequence[tuple[int, int]]) -> int | None:
+        return self._session.tokens(queue, self._more, beside, between=self._between, max_seconds=self._max_seconds)
+
+    def fits(self, beside: Sequence[tuple[int, int]]) -> bool:
+        return self._session.controller.fits(beside, self._max_seconds)
 
 
 class Scheduler(NarrowedScheduler, VllmScheduler):  # type: ignore[misc]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -66,12 +67,18 @@ class Session:
             self._scheduler.finish_requests(left, compat.aborted_status())
 
     def tokens(
-        self, queue: Sequence[Prefill], more: int, decodes: Sequence[tuple[int, int]], *, between: bool = False
+        self,
+        queue: Sequence[Prefill],
+        more: int,
+        beside: Sequence[tuple[int, int]],
+        *,
+        between: bool = False,
+        max_seconds: float = math.inf,
     ) -> int | None:
         """Prefill tokens of the next step; None leaves the step to vLLM."""
         if self._probing is not None and queue[0].key.startswith(PREFIX):
             return self._probing.chunk_at(queue[0].history)
-        return self.controller.tokens(queue, more, decodes, between=between)
+        return self.controller.tokens(queue, more, beside, between=between, max_seconds=max_seconds)
 
     def exited(self, now: float, output: Any) -> None:
         """A step came out of the pipeline."""

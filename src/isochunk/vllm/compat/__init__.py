@@ -3,7 +3,11 @@
 | file | couplings |
 | --- | --- |
 | `engine.py` | what vLLM does at start-up: its configuration, its engine loop, methods of its engine |
-| `scheduling.py` | what a step reads and sets: queues, prefix hits, requests |
+| `waiting.py` | who waits, and whom vLLM would take in its next step |
+| `bounds.py` | what a step is held to: each prompt's chunk, who sits it out |
+| `prefixes.py` | how much of a waiting prompt is in the prefix cache |
+| `connector.py` | what a KV connector could load, and when it begins |
+| `scheduling.py` | what the probe needs: how much the cache holds, requests of its own |
 | `routes.py` | the HTTP routes and the server's keys |
 | `few_cores.py` | the CPU build with more processes than cores |
 | `no_workers.py` | engines without workers, for rehearsals |
@@ -16,45 +20,59 @@ upgrade fails at start-up and says so, instead of serving without isochunk. Test
 every version by `python -m tests.versions`.
 """
 
+from isochunk.vllm.compat.bounds import Bounds, alignment, bounded, check_bounds, least_chunk
+from isochunk.vllm.compat.connector import ExternalHits
 from isochunk.vllm.compat.engine import add_engine_methods, after_engine_config, before_busy_loop
 from isochunk.vllm.compat.few_cores import device_index_of_cpu, keep_cores, nap_in_nixl, nap_in_queues, runs_on_cpu
 from isochunk.vllm.compat.no_workers import use_executor, without_platform
 from isochunk.vllm.compat.patching import vllm_version
+from isochunk.vllm.compat.prefixes import PrefixHits
 from isochunk.vllm.compat.routes import token_is_valid
 from isochunk.vllm.compat.scheduling import (
-    ExternalHits,
     aborted_status,
-    alignment,
     kv_cache_tokens,
     most_active,
-    passed_over,
-    prefill_requests,
-    prefix_hit,
     probe_request,
     without_prefix_cache,
 )
+from isochunk.vllm.compat.waiting import (
+    adapters_of_running,
+    is_paused,
+    prefill_threshold,
+    streams_on,
+    waiting_behind,
+    waiting_requests,
+)
 
 __all__ = [
+    "Bounds",
     "ExternalHits",
+    "PrefixHits",
     "aborted_status",
+    "adapters_of_running",
     "add_engine_methods",
     "after_engine_config",
     "alignment",
     "before_busy_loop",
+    "bounded",
+    "check_bounds",
     "device_index_of_cpu",
+    "is_paused",
     "keep_cores",
     "kv_cache_tokens",
+    "least_chunk",
     "most_active",
     "nap_in_nixl",
     "nap_in_queues",
-    "passed_over",
-    "prefill_requests",
-    "prefix_hit",
+    "prefill_threshold",
     "probe_request",
     "runs_on_cpu",
+    "streams_on",
     "token_is_valid",
     "use_executor",
     "vllm_version",
+    "waiting_behind",
+    "waiting_requests",
     "without_platform",
     "without_prefix_cache",
 ]

@@ -1,0 +1,231 @@
+"""Who could be in vLLM's next step, in its order, and how many tokens each gets of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from isochunk.core.steps import Prefill
+from isochunk.vllm import compat
+
+__all__ = ["Batch", "Law", "Prompt", "gather", "shares"]
+
+_SHOWN = 32  # waiting prompts that the law is shown one by one
+_ANEW = 4  # of them, how many are looked up in the prefix cache at each step
+
+
+@dataclass(slots=True, eq=False)
+class Prompt:
+    """A prompt that wants tokens. ``alone`` is what vLLM without isochunk would give it in this step."""
+
+    request: Any
+    prefill: Prefill
+    alone: int
+    waits: bool
+
+    @property
+    def key(self) -> str:
+        """The request's id."""
+        return self.prefill.key
+
+    @property
+    def lacks(self) -> int:
+        """Tokens that are not computed."""
+        return self.prefill.remaining
+
+
+@dataclass(slots=True)
+class Batch:
+    """The requests that want tokens.
+
+    Attributes:
+        decodes: (new tokens, history) of each request in the step whose prompt is done.
+        streams: whether a request has its prompt done, or in the pipeline, and tokens to come.
+        prompts: in the order in which vLLM serves them, ``begun`` of them running.
+        more: prompts that wait behind those.
+        aside: running requests that no step can hold beside those before them (too many LoRA adapters).
+        limit: tokens that vLLM allows a step; ``left`` of them are left by the running requests.
+        room: how many more requests may run.
+        threshold: most tokens of a prompt in a step, set by the user; 0 for no such bound.
+    """
+
+    limit: int
+    left: int
+    room: int
+    threshold: int
+    decodes: list[tuple[int, int]] = field(default_factory=list)
+    streams: bool = False
+    prompts: list[Prompt] = field(default_factory=list)
+    begun: int = 0
+    more: int = 0
+    aside: list[Any] = field(default_factory=list)
+
+
+def gather(scheduler: Any, hits: compat.PrefixHits, *, far: bool) -> Batch:
+    """Walk through vLLM's queues as its next `schedule` will.
+
+    Args:
+        scheduler: vLLM's.
+        hits: what waiting prompts have in the prefix cache.
+        far: look at every prompt that vLLM's own budget would reach, however many.
+    """
+    limit = scheduler.max_num_scheduled_tokens
+    threshold = compat.prefill_threshold(scheduler)
+    room = compat.most_active(scheduler) - scheduler.num_waiting_for_streaming_input - len(scheduler.running)
+    batch = Batch(limit, limit, max(room, 0), threshold)
+    adapters = _Adapters(scheduler)
+    now = time.time()
+    _add_running(scheduler, batch, adapters, now)
+    _add_waiting(scheduler, batch, adapters, hits, now, far=far or threshold > 0)
+    return batch
+
+
+def _add_running(scheduler: Any, batch: Batch, adapters: _Adapters, now: float) -> None:
+    step = scheduler.current_step + 1
+    left, threshold = batch.left, batch.threshold
+    for request in scheduler.running:
+        computed, placeholders = request.num_computed_tokens, request.num_output_placeholders
+        lacks = request.num_tokens_with_spec + placeholders - computed
+        decodes = not request.is_prefill_chunk
+        if decodes and not batch.streams:
+            batch.streams = compat.streams_on(request, lacks)
+        if lacks <= 0 or step < request.next_decode_eligible_step:
+            continue
+        if placeholders and computed + 2 - placeholders >= request.num_prompt_tokens + request.max_tokens:
+            continue  # vLLM knows that its last token is on its way
+        if not adapters.fit(request):
+            batch.aside.append(request)
+            continue
+        adapters.add(request)
+        alone = min(lacks, left)
+        if decodes:
+            batch.decodes.append((lacks, computed))
+        else:
+            if threshold:
+                alone = min(alone, threshold)
+            prefill = Prefill(request.request_id, computed, lacks, now - request.arrival_time)
+            batch.prompts.append(Prompt(request, prefill, alone, waits=False))
+        left -= alone
+    batch.left = left
+    batch.begun = len(batch.prompts)
+
+
+def _add_waiting(
+    scheduler: Any, batch: Batch, adapters: _Adapters, hits: compat.PrefixHits, now: float, *, far: bool
+) -> None:
+    step, left = scheduler.current_step, batch.left
+    shown: list[Any] = []
+    if batch.room:
+        adapters.wait(scheduler)
+        for request in compat.waiting_requests(scheduler):
+            if not adapters.fit(request):
+                continue
+            history = hits.of(request, step, following=left > 0 and len(shown) < _ANEW)
+            lacks = request.num_tokens - history
+            alone = min(lacks, batch.threshold or lacks, left)
+            left -= alone
+            adapters.add(request)
+            prefill = Prefill(request.request_id, history, lacks, now - request.arrival_time)
+            batch.prompts.append(Prompt(request, prefill, alone, waits=True))
+            shown.append(request)
+            if len(shown) >= batch.room or (len(shown) >= _SHOWN and not (far and left > 0)):
+                break
+    hits.keep(len(shown), scheduler.requests)
+    batch.more = compat.waiting_behind(scheduler, shown)
+
+
+class _Adapters:
+    """LoRA adapters of a step: at most so many."""
+
+    def __init__(self, scheduler: Any) -> None:
+        lora = scheduler.lora_config
+        self._most: int | None = lora.max_loras if lora else None
+        self._in: set[int] = set()
+
+    def fit(self, request: Any) -> bool:
+        if self._most is None or not request.lora_request:
+            return True
+        return request.lora_request.lora_int_id in self._in or len(self._in) < self._most
+
+    def add(self, request: Any) -> None:
+        if self._most is not None and request.lora_request:
+            self._in.add(request.lora_request.lora_int_id)
+
+    def wait(self, scheduler: Any) -> None:
+        """From here on waiting requests are asked about."""
+        if self._most is not None:
+            self._in |= compat.adapters_of_running(scheduler)
+
+
+class Law(Protocol):
+    """What a step should take."""
+
+    def tokens(self, queue: Sequence[Prefill], beside: Sequence[tuple[int, int]]) -> int | None:
+        """Prefill tokens of a step that holds these others too; None leaves it to vLLM."""
+
+    def fits(self, beside: Sequence[tuple[int, int]]) -> bool:
+        """Whether a step of these (new tokens, history) is no longer than it may be."""
+
+
+def shares(prompts: Sequence[Prompt], batch: Batch, law: Law, least: Callable[[Prompt], int]) -> dict[str, int]:
+    """What each prompt of the step gets, in order; empty where the step is left to vLLM.
+
+    Where a threshold of the user's holds a prompt back, all that vLLM alone would serve in this step are served in it:
+    those that it would serve whole get it all, the others share what the law gives a step, each below the threshold.
+
+    Args:
+        prompts: in the order in which they are served.
+        batch: what else is in the step.
+        law: how long it should be.
+        least: fewest tokens with which vLLM lets a prompt go on.
+    """
+    room = batch.limit - sum(new for new, _ in batch.decodes)
+    if room <= 0:
+        return {}
+    if batch.threshold and any(prompt.alone == batch.threshold < prompt.lacks for prompt in prompts):
+        return _fair(prompts, batch, room, law, least)
+    total = law.tokens([prompt.prefill for prompt in prompts], batch.decodes)
+    return {} if total is None else _in_order(prompts, min(total, room), room, batch.threshold, least)
+
+
+def _in_order(
+    prompts: Sequence[Prompt], total: int, room: int, threshold: int, least: Callable[[Prompt], int]
+) -> dict[str, int]:
+    given: dict[str, int] = {}
+    for prompt in prompts:
+        most = min(prompt.lacks, threshold or prompt.lacks)
+        size = min(total, most)
+        if size < most and size < (floor := least(prompt)):
+            size = 0 if given else min(floor, most, room)
+        if size <= 0:
+            break
+        given[prompt.key] = size
+        total -= size
+        if total <= 0:
+            break
+    return given
+
+
+def _fair(
+    prompts: Sequence[Prompt], batch: Batch, room: int, law: Law, least: Callable[[Prompt], int]
+) -> dict[str, int]:
+    beside = list(batch.decodes)
+    given: dict[str, int] = {}
+    for prompt in prompts:
+        if prompt.alone == prompt.lacks <= room and law.fits([*beside, (prompt.lacks, prompt.prefill.history)]):
+            beside.append((prompt.lacks, prompt.prefill.history))
+            given[prompt.key] = prompt.lacks
+            room -= prompt.lacks
+    part = [prompt for prompt in prompts if 0 < prompt.alone < prompt.lacks]
+    rest = [prompt for prompt in prompts if not prompt.alone]
+    total = law.tokens([prompt.prefill for prompt in [*part, *rest]], beside)
+    if total is None:
+        return {}
+    for prompt in part:
+        size = min(max(total // len(part), least(prompt)), prompt.alone, room)
+        if size > 0:
+            given[prompt.key] = size
+            room -= size
+    return given

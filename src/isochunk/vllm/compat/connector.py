@@ -1,0 +1,125 @@
+"""What a KV connector says that it could load of a waiting request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from isochunk.vllm.compat.patching import need
+
+__all__ = ["ExternalHits"]
+
+_Answer = tuple[int | None, bool]
+
+
+class ExternalHits:
+    """Stands between vLLM and its KV connector: hears what could be loaded, and has loads start when vLLM alone would.
+
+    Why: vLLM starts an asynchronous load where its scan of the waiting requests comes to it. The scan ends where the
+    step's tokens do; with a budget below vLLM's own it ends early, and what could have been loaded meanwhile is loaded
+    after. So the scan goes on as far as vLLM's own budget would reach, and who has nothing to load is told "ask again
+    later" there, which has vLLM pass him over. Some connectors count, pin or forget at every
+    `get_num_new_matched_tokens`: it is asked at most once for a request in a step, and once besides in all.
+    Goes when: vLLM starts loads apart from its steps.
+
+    Args:
+        connector: of vLLM's scheduler, or None.
+        block: tokens of a KV block.
+    """
+
+    def __init__(self, connector: Any, block: int) -> None:
+        self._block = block
+        self._answers: dict[tuple[str, int], _Answer] = {}
+        self._computed: set[str] = set()  # requests that have nothing to load between steps
+        self._reach: _Reach | None = None
+        self._ask: Callable[[Any, int], _Answer] | None = None
+        if connector is not None:
+            self._ask = need(connector, "get_num_new_matched_tokens")
+            connector.get_num_new_matched_tokens = self._tell
+
+    @property
+    def used(self) -> bool:
+        """Whether there is a connector."""
+        return self._ask is not None
+
+    def history(self, request: Any, hit: int) -> int | None:
+        """Tokens that need not be computed, given the local prefix hit; None when vLLM will let the request wait.
+
+        To be asked for requests that vLLM takes in this step: it is told the same.
+        """
+        if self._ask is None or request.num_computed_tokens or request.skip_reading_prefix_cache:
+            return hit
+        aligned = hit - hit % self._block
+        answer = self._answers.get((request.request_id, aligned))
+        if answer is None:
+            answer = self._answers[request.request_id, aligned] = self._ask(request, aligned)
+        more, between_steps = answer
+        return None if more is None or between_steps else max(hit, aligned + more)
+
+    def may_load(self, request: Any) -> bool:
+        """Whether this waiting request could turn out to have something to load between steps."""
+        known = request.request_id in self._computed or request.num_computed_tokens
+        return self._ask is not None and not known and not request.skip_reading_prefix_cache
+
+    def reach(self, planned: Collection[str], tokens: int, requests: int, threshold: int) -> None:
+        """In this step vLLM's scan goes on behind those that are planned.
+
+        Args:
+            planned: ids of requests that are served in this step.
+            tokens: what running requests would leave of vLLM's own budget.
+            requests: how many more may run.
+            threshold: most tokens of one request; 0 for no such bound.
+        """
+        self._reach = _Reach(planned, tokens, requests, threshold)
+
+    def passing(self, request: Any) -> None:
+        """vLLM's scan passes a request that waits for its turn."""
+        if self._reach is not None:
+            self._reach.take(request, int(request.num_computed_tokens))
+
+    def forget(self, gone: Collection[str] = ()) -> None:
+        """Call it after each step, with those that are no more: what could be loaded may be gone in the next."""
+        self._answers.clear()
+        self._reach = None
+        self._computed.difference_update(gone)
+
+    def _tell(self, request: Any, num_computed_tokens: int) -> _Answer:
+        assert self._ask is not None
+        key, reach = request.request_id, self._reach
+        told = self._answers.pop((key, num_computed_tokens), None)
+        if reach is None:
+            return self._ask(request, num_computed_tokens) if told is None else told
+        waits = key not in reach.planned
+        if told is None and waits and (key in self._computed or not reach.open):
+            told = (0, False)
+        if told is None:
+            told = self._ask(request, num_computed_tokens)
+        more, between_steps = told
+        if more is None or (between_steps and more):
+            return told
+        over = not reach.open
+        reach.take(request, num_computed_tokens + more)
+        if not waits:
+            return told
+        if over:
+            return 0, False  # its cap is 0 tokens, with which vLLM ends its scan
+        self._computed.add(key)
+        return None, False
+
+
+class _Reach:
+    """How far vLLM's own budget would go."""
+
+    __slots__ = ("_requests", "_threshold", "_tokens", "planned")
+
+    def __init__(self, planned: Collection[str], tokens: int, requests: int, threshold: int) -> None:
+        self.planned, self._tokens, self._requests, self._threshold = planned, tokens, requests, threshold
+
+    @property
+    def open(self) -> bool:
+        return self._tokens > 0 and self._requests > 0
+
+    def take(self, request: Any, history: int) -> None:
+        lacks = int(request.num_tokens) - history
+        self._tokens -= min(lacks, self._threshold) if self._threshold else lacks
+        self._requests -= 1
