@@ -25,7 +25,7 @@ class Deployment:
 def up(start_once: Start) -> Deployment:
     prefill = [start_once.node("prefill", *MODEL_ARGUMENTS) for _ in range(2)]
     decode = [start_once.node("decode") for _ in range(2)]
-    return Deployment(prefill, decode, start_once.proxy(prefill, decode))
+    return Deployment(prefill, decode, start_once.proxy(prefill, decode, "--max-retries", "1"))
 
 
 def test_an_answer_is_the_same_streamed_and_not(up: Deployment) -> None:
@@ -131,12 +131,13 @@ def test_a_body_that_makes_no_sense_is_refused_with_an_error_object(up: Deployme
     assert part in answer.json()["error"]["message"]
 
 
-def test_an_unknown_model_gets_the_nodes_own_answer_and_is_not_retried(up: Deployment) -> None:
+def test_an_unknown_model_gets_the_nodes_own_answer_after_all_p_nodes_were_asked(up: Deployment) -> None:
     before = up.total("requests")
     answer = up.proxy.complete(model="other")
     assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
     assert "'other' does not exist" in answer.json()["error"]["message"]
-    assert up.total("requests") == before + 1
+    assert up.total("requests") == before + 2
+    assert up.proxy.metric("isochunk_proxy_node_failures_total") == 0
 
 
 def test_an_unknown_path_and_a_wrong_method_get_error_objects(up: Deployment) -> None:
@@ -213,6 +214,7 @@ def test_without_a_key_the_admin_routes_are_off_and_the_clients_key_reaches_the_
     assert "Bearer theirs" in [node.state()["headers"].get("authorization") for node in up.decode]
 
 
-def test_counters_return_to_zero(up: Deployment) -> None:
+def test_counters_return_to_zero_and_no_node_has_failed(up: Deployment) -> None:
     assert up.proxy.complete().status_code == 200
     until(up.proxy.is_idle)
+    assert up.proxy.metric("isochunk_proxy_node_failures_total") == 0

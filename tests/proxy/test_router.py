@@ -90,10 +90,53 @@ def test_no_usable_node_is_an_error_that_says_when_to_come_back() -> None:
     assert (error.value.status, error.value.retry_after_s) == (503, 2)
 
 
-def test_decode_goes_to_the_node_with_the_fewest_tokens() -> None:
-    pool, (busy, idle) = pool_of(None, None, role=Role.DECODE)
-    with work((busy, 100, 0), (idle, 10, 0), (idle, 10, 0)):
-        assert choose_decode(pool) is idle
+def test_decode_goes_to_the_node_with_the_least_tokens_and_requests() -> None:
+    pool, (one, other) = pool_of(None, None, role=Role.DECODE)
+    with work((one, 5000, 0), (other, 10, 0), (other, 10, 0)):
+        assert choose_decode(pool) is other
+    with work((one, 100, 0), (other, 10, 0), (other, 10, 0)):
+        assert choose_decode(pool) is one
+
+
+def test_after_a_failing_decode_node_comes_one_that_has_proved_itself() -> None:
+    pool, nodes = pool_of(None, None, None, role=Role.DECODE)
+    nodes[2].health.well()
+    with work((nodes[2], 50_000, 0)):
+        assert choose_decode(pool, wary=True) is nodes[2]
+        assert choose_decode(pool) is not nodes[2]
+        with nodes[0].health.attempt(), nodes[0].health.attempt(), nodes[1].health.attempt() as answered:
+            assert choose_decode(pool) is nodes[1]
+            with nodes[1].health.attempt():
+                assert choose_decode(pool) is nodes[2]
+                answered()
+                assert choose_decode(pool) is nodes[1]
+
+
+def test_while_none_has_proved_itself_few_requests_try_each() -> None:
+    pool, nodes = pool_of(None, None, role=Role.DECODE)
+    with ExitStack() as stack:
+        for _ in range(16):
+            node = choose_decode(pool, patient=True)
+            assert node is not None
+            stack.enter_context(node.health.attempt())
+            stack.enter_context(node.load.job(1))
+        assert choose_decode(pool, patient=True) is None
+        assert choose_decode(pool) is not None
+    assert choose_decode(pool, patient=True) is not None
+    pool.drain(nodes[0].name)
+    with ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(nodes[1].health.attempt())
+        assert choose_decode(pool, patient=True) is nodes[1]
+
+
+def test_the_last_node_is_used_whatever_it_did() -> None:
+    pool, nodes = pool_of(FAST, FAST)
+    for node in nodes:
+        for _ in range(5):
+            node.health.failed()
+    assert all(node.health.ejected for node in nodes)
+    assert choose_prefill(pool, PROMPT, 10).node in nodes
 
 
 def test_a_load_is_exactly_zero_after_its_last_request() -> None:

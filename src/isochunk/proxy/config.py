@@ -114,7 +114,8 @@ class ProxyConfig:
     Attributes:
         nodes: P and D nodes.
         nodes_file: YAML file they came from, read again on SIGHUP.
-        attempts: nodes tried for one request before the client gets an error.
+        attempts: times that a request is computed before the client gets an error.
+        retry_delay_s: before it is computed again.
         deadline_s: refuse a request with 429 when its predicted TTFT is longer.
         api_key: required on every route when set.
         admin_key: opens ``/instances/*``; those routes are off without it.
@@ -127,6 +128,7 @@ class ProxyConfig:
     nodes: Nodes = field(default_factory=dict)
     nodes_file: Path | None = None
     attempts: int = 3
+    retry_delay_s: float = 0.001
     deadline_s: float | None = None
     api_key: str | None = None
     admin_key: str | None = None

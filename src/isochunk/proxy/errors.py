@@ -33,8 +33,7 @@ class ProxyError(IsochunkError):
 
     def body(self) -> bytes:
         """The error object in JSON."""
-        error = {"message": str(self), "type": self.kind, "param": None, "code": self.status}
-        return json.dumps({"error": error}).encode()
+        return _object(str(self), self.kind, self.status)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Headers that go with the body."""
@@ -44,16 +43,64 @@ class ProxyError(IsochunkError):
         return headers
 
 
-class NodeFailedError(ProxyError):
-    """A node did not answer as it should, and the client has seen nothing yet: another one may be tried."""
+def _object(message: str, kind: str, status: int) -> bytes:
+    return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": status}}).encode()
 
-    def __init__(self, node: str, what: str, *, status: int = 502) -> None:
-        super().__init__(status, "upstream_error", f"node {node} {what}")
+
+class NodeFailedError(ProxyError):
+    """A node did not answer as it should, and the client has seen nothing of it yet: another one may be tried.
+
+    Args:
+        node: its name, for the log; the client is told no addresses.
+        role: prefill or decode.
+        what: it did, for the log.
+        public: the same for the client; None when ``what`` holds no address.
+        broke: the connection ended in the middle, so that the request may have killed the node.
+        answered: the node said so itself and did not compute.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        role: str,
+        what: str,
+        *,
+        status: int = 502,
+        public: str | None = None,
+        broke: bool = False,
+        answered: bool = False,
+    ) -> None:
+        super().__init__(status, "upstream_error", f"{role} node {node} {what}")
         self.node = node
+        self.public = f"a {role} node {what if public is None else public}"
+        self.broke = broke
+        self.answered = answered
+
+    @property
+    def untouched(self) -> bool:
+        """The node has seen nothing of the request."""
+        return False
+
+    def body(self) -> bytes:
+        """Without the node's address."""
+        return _object(self.public, self.kind, self.status)
 
 
 class NodeUnreachableError(NodeFailedError):
     """A node could not be connected to, so it has seen nothing of the request."""
+
+    @property
+    def untouched(self) -> bool:
+        """It has not."""
+        return True
+
+
+class StreamError(IsochunkError):
+    """A stream is not what it should be."""
+
+
+class RecomputedError(IsochunkError):
+    """A D node has dropped a request in the middle and asks for it again, with what was said so far."""
 
 
 class ExhaustedError(ProxyError):
@@ -68,7 +115,7 @@ class ClientGoneError(IsochunkError):
 
 
 class NodeRefusedError(ProxyError):
-    """A node found fault with the request: its answer goes to the client as it is, and no other node is tried.
+    """A node found fault with the request: unless another accepts it, its answer goes to the client as it is.
 
     Args:
         headers: of the node's answer, without those that concern one connection only.
@@ -76,8 +123,14 @@ class NodeRefusedError(ProxyError):
 
     def __init__(self, node: str, status: int, headers: list[tuple[bytes, bytes]], data: bytes) -> None:
         super().__init__(status, "refused", f"node {node} answered {status}")
+        self.node = node
         self._headers = headers
         self._data = data
+
+    @property
+    def elsewhere(self) -> bool:
+        """Another node may think otherwise: it is about keys, models and load, not about the request."""
+        return self.status in (401, 403, 404, 429)
 
     def body(self) -> bytes:
         """The node's answer."""

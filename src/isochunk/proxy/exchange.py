@@ -12,11 +12,14 @@ import aiohttp
 
 from isochunk.proxy.body import Pieces
 from isochunk.proxy.errors import NodeFailedError, NodeRefusedError
+from isochunk.proxy.events import error_of
 from isochunk.proxy.nodes import Node
 from isochunk.proxy.request import ProxyRequest
 from isochunk.proxy.upstream import Upstream, end_to_end
 
-__all__ = ["Exchange", "parsed", "passed", "whole"]
+__all__ = ["Exchange", "passed", "said_error", "whole"]
+
+_MOST_SAID = 1 << 20  # bytes of an error
 
 
 class Exchange:
@@ -34,7 +37,7 @@ class Exchange:
                     yield timeout
         except TimeoutError as error:
             node.look_now.set()
-            raise NodeFailedError(node.name, "did not answer in time", status=504) from error
+            raise NodeFailedError(node.name, node.role, "did not answer in time", status=504) from error
 
     @asynccontextmanager
     async def post(
@@ -49,30 +52,38 @@ class Exchange:
         headers = {**request.headers, **more, "X-Request-Id": attempt_id}
         async with self._upstream.post(node, request.path, headers, pieces) as response:
             if response.status >= 500:
-                text = (await response.read())[:300].decode(errors="replace")
-                raise NodeFailedError(node.name, f"answered {response.status}: {text}")
+                text = (await response.content.read(_MOST_SAID))[:300].decode(errors="replace")
+                what, public = f"answered {response.status}: {text}", f"answered {response.status}"
+                raise NodeFailedError(node.name, node.role, what, public=public, answered=True)
             if response.status != 200:
-                raise NodeRefusedError(node.name, response.status, passed(response), await response.read())
+                said = await response.content.read(_MOST_SAID)
+                raise NodeRefusedError(node.name, response.status, passed(response), said)
             yield response
 
 
-async def whole(node: Node, response: aiohttp.ClientResponse) -> bytes:
-    """The whole answer; an empty one is the node's fault."""
+async def whole(node: Node, response: aiohttp.ClientResponse) -> tuple[bytes, dict[str, Any]]:
+    """The whole answer and the object it is; anything else is the node's fault."""
     data = await response.read()
     if not data:
-        raise NodeFailedError(node.name, f"answered {response.status} and nothing else")
-    return data
-
-
-def parsed(node: Node, data: bytes) -> dict[str, Any]:
-    """The answer as an object; anything else is the node's fault."""
+        raise NodeFailedError(node.name, node.role, f"answered {response.status} and nothing else")
     try:
         answer = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
-        raise NodeFailedError(node.name, f"answered something else than a JSON object: {data[:80]!r}")
-    return answer
+        public = "answered something else than a JSON object"
+        raise NodeFailedError(node.name, node.role, f"{public}: {data[:80]!r}", public=public)
+    if error := error_of(answer):
+        raise said_error(node, error)
+    return data, answer
+
+
+def said_error(node: Node, error: dict[str, Any]) -> NodeFailedError:
+    """A node that says 200 and then an error has failed."""
+    message = str(error.get("message", error))[:300]
+    code = error.get("code")
+    status = code if isinstance(code, int) and 400 <= code < 600 else 502
+    return NodeFailedError(node.name, node.role, f"answered an error: {message}", status=status)
 
 
 def passed(response: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:

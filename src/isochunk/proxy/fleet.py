@@ -111,6 +111,7 @@ class Fleet:
         if not node.alive:
             log.info("%s node %s is up%s", node.role, node.name, "" if node.model is None else ", with a cost model")
             node.prefix.clear()  # it may be a new process
+            node.health.renewed()
         node.alive = True
         return True
 

@@ -63,6 +63,9 @@ class Metrics:
             "isochunk_proxy_recomputed", "Requests for which P kept no KV, so that D computed the prompt.",
             registry=registry,
         )  # fmt: skip
+        self._resubmitted = Counter(
+            "isochunk_proxy_resubmitted", "Requests that a D node gave up in the middle.", registry=registry
+        )
         self._missed = Counter(
             "isochunk_proxy_missed_prefix_pieces",
             "Pieces of prompts that were taken for cached and were not.",
@@ -98,6 +101,10 @@ class Metrics:
         """A P node kept no KV."""
         self._recomputed.inc()
 
+    def resubmitted(self) -> None:
+        """A D node gave a request up in the middle, and it goes through P again."""
+        self._resubmitted.inc()
+
     def missed(self, pieces: int) -> None:
         """A prefix hit was smaller than it was taken for."""
         self._missed.inc(pieces)
@@ -119,6 +126,7 @@ class _NodeGauges(Collector):
         tokens = GaugeMetricFamily("isochunk_proxy_node_tokens", "Tokens of those requests.", labels=labels)
         backlog = GaugeMetricFamily("isochunk_proxy_node_backlog_seconds", "Predicted work left.", labels=labels)
         holding = GaugeMetricFamily("isochunk_proxy_node_held", "Prompts whose KV it keeps for D.", labels=labels)
+        ejected = GaugeMetricFamily("isochunk_proxy_node_ejected", "1 while it is left out.", labels=labels)
         for role, pool in self._fleet.pools.items():
             for node in pool:
                 key = [str(role), node.name]
@@ -127,4 +135,5 @@ class _NodeGauges(Collector):
                 tokens.add_metric(key, node.load.tokens)
                 backlog.add_metric(key, node.load.backlog_s())
                 holding.add_metric(key, node.holding)
-        yield from (up, active, tokens, backlog, holding)
+                ejected.add_metric(key, float(node.health.ejected))
+        yield from (up, active, tokens, backlog, holding, ejected)

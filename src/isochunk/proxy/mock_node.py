@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -19,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from isochunk.proxy import mock_answers
-from isochunk.proxy.errors import ClientGoneError, NodeFailedError, ProxyError
+from isochunk.proxy.errors import ClientGoneError, ProxyError
 from isochunk.proxy.mock_client import Client
 from isochunk.proxy.price import NodeModel
 
@@ -109,7 +110,10 @@ class MockNode:
             await asyncio.Event().wait()
         if self.knobs.die == "before":
             os._exit(1)
-        if self.knobs.status:
+        if self.knobs.die_on and self.knobs.die_on.encode() in data:
+            os._exit(1)
+        await asyncio.sleep(self.knobs.slow_s)
+        if self.knobs.status and random.random() < self.knobs.share:
             raise ProxyError(self.knobs.status, "mock_error", f"status {self.knobs.status} as ordered")
         try:
             self.body = request = json.loads(data)
@@ -119,13 +123,14 @@ class MockNode:
             raise ProxyError(404, "not_found_error", f"The model {request.get('model')!r} does not exist.")
         if self.knobs.empty:
             await client.answer(200, _JSON, b"")
-        elif self.role == "prefill":
+        elif self.role == "prefill" and (request.get("kv_transfer_params") or {}).get("do_remote_decode"):
             await self._prefill(client, headers, request)
         else:
             await self._decode(client, request)
 
     async def _prefill(self, client: Client, headers: dict[str, str], request: dict[str, Any]) -> None:
         tokens = mock_answers.tokens(request)
+        self.counts["prefills"] += 1
         if self.model is not None:
             price = self.model.price(tokens)
             async with self._stage:
@@ -137,7 +142,8 @@ class MockNode:
             await asyncio.sleep(self.delay_s)
         params = request.get("kv_transfer_params") or {}
         key = params.get("transfer_id") or headers.get("x-request-id", "")
-        answer: dict[str, Any] = mock_answers.answer(request, ["one"]) | {"usage": {"prompt_tokens": tokens}}
+        answer: dict[str, Any] = mock_answers.answer(request, ["one"])
+        answer |= mock_answers.usage(request, 1, self.knobs.cached)
         if params.get("do_remote_decode"):
             self._held[key] = tokens
             if len(self._held) > _MOST_HELD:
@@ -161,27 +167,55 @@ class MockNode:
         else:
             self.counts["local_prefills"] += 1
         words = [word + self.filler for word in mock_answers.words(request)]
-        if not request.get("stream"):
+        gives_up = self._gives_up(request)
+        if not mock_answers.is_true(request.get("stream")):
             await asyncio.sleep(self.interval_s * len(words))
-            usage = {"usage": {"prompt_tokens": mock_answers.tokens(request), "completion_tokens": len(words)}}
-            await client.answer(200, _JSON, json.dumps(mock_answers.answer(request, words) | usage).encode())
+            answer = mock_answers.answer(request, words)
+            if gives_up:
+                words = words[: self.knobs.recompute_after]
+                answer = mock_answers.answer(request, words)
+                answer["choices"][0]["stop_reason"] = "recomputed"
+            answer |= mock_answers.usage(request, len(words), mock_answers.tokens(request) - 1)
+            await client.answer(200, _JSON, json.dumps(answer).encode())
             return
         await client.start(200, _EVENTS)
         async for event in self._events(request, words):
             await client.send(event)
         await client.send(b"", last=True)
 
+    def _gives_up(self, request: dict[str, Any]) -> bool:
+        """Whether this request is given up; the rest of its answer, asked for anew, is not."""
+        return self.knobs.recompute_after > 0 and mock_answers.continues(request) is None
+
     async def _events(self, request: dict[str, Any], words: list[str]) -> AsyncIterator[bytes]:
+        gives_up = self._gives_up(request)
         for index, word in enumerate(words, 1):
-            yield b"data: " + json.dumps(mock_answers.answer(request, [word])).encode() + b"\n\n"
+            if self.knobs.error_event == index - 1:
+                error = {"message": "as ordered", "type": "mock_error", "code": self.knobs.error_code}
+                yield b"data: " + json.dumps({"error": error}).encode() + b"\n\ndata: [DONE]\n\n"
+                return
+            event = b"data: " + json.dumps(mock_answers.answer(request, [word])).encode() + b"\n\n"
+            if self.knobs.half_event == index:
+                yield event[: len(event) // 2]
+                await asyncio.sleep(0.05)
+                os._exit(1)
+            yield event
             if self.knobs.die == "midstream":
                 await asyncio.sleep(0.05)  # what has been written must leave before the process goes
                 os._exit(1)
+            if gives_up and index == self.knobs.recompute_after:
+                yield b"data: " + json.dumps(mock_answers.stopped(request, "recomputed")).encode() + b"\n\n"
+                yield b"data: [DONE]\n\n"
+                return
             if index == self.knobs.stall_after:
                 await asyncio.Event().wait()
             if index == self.knobs.cut_after:
                 return
             await asyncio.sleep(self.interval_s)
+        if (request.get("stream_options") or {}).get("include_usage"):
+            last = mock_answers.answer(request, [])
+            last |= {"choices": []} | mock_answers.usage(request, len(words), mock_answers.tokens(request) - 1)
+            yield b"data: " + json.dumps(last).encode() + b"\n\n"
         yield b"data: [DONE]\n\n"
 
     async def _fetch_kv(self, params: dict[str, Any]) -> None:
@@ -196,7 +230,7 @@ class MockNode:
                     return
         except aiohttp.ClientError:
             pass
-        raise NodeFailedError("mock", f"can't fetch the KV of {key} from {where}", status=500)
+        raise ProxyError(500, "mock_error", f"can't fetch the KV of {key} from {where}")
 
     async def _give_kv(self, request: Request) -> Response:
         known = self._held.pop(request.path_params["id"], None)
@@ -230,7 +264,7 @@ class MockNode:
     async def _state(self, request: Request) -> Response:
         return JSONResponse(
             {
-                **dict.fromkeys(("requests", "finished", "cancelled", "local_prefills", "fetched_kv"), 0),
+                **dict.fromkeys(("requests", "finished", "cancelled", "prefills", "local_prefills", "fetched_kv"), 0),
                 **self.counts,
                 "active": self.active,
                 "held_kv": len(self._held),

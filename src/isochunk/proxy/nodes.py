@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from isochunk.proxy.config import NodeSpec, Role
+from isochunk.proxy.health import Health
 from isochunk.proxy.prefix import PrefixIndex
 from isochunk.proxy.price import NodeModel
 
@@ -81,6 +82,7 @@ class Node:
         draining: it gets no new request and leaves when the last one is done.
         model: its cost model, when it has one.
         engines: engine id of each data-parallel rank, for Mooncake.
+        health: how it answered.
         load: requests it works on.
         holding: prompts whose KV it keeps for a D node.
     """
@@ -94,6 +96,7 @@ class Node:
         self.model: NodeModel | None = None
         self.engines: dict[int, str] = {}
         self.prefix = PrefixIndex(spec.kv_tokens)
+        self.health = Health(clock)
         self.load = Load(clock)
         self.holding = 0
         self.look_now = asyncio.Event()
@@ -140,11 +143,38 @@ class Node:
             timeout.reschedule(now)
 
 
+class News:
+    """Wakes all who wait for something to change."""
+
+    def __init__(self) -> None:
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def tell(self) -> None:
+        """Something has changed."""
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def wait(self, seconds: float) -> None:
+        """Until the next news, so long at most."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await future
+
+
 class Pool:
-    """The nodes of one role."""
+    """The nodes of one role.
+
+    Attributes:
+        news: told of each answer of a node, good or bad.
+    """
 
     def __init__(self, role: Role) -> None:
         self.role = role
+        self.news = News()
         self._nodes: dict[str, Node] = {}
         self._turn = 0
 
@@ -181,10 +211,20 @@ class Pool:
         """Whether the node is still part of the pool."""
         return self._nodes.get(node.name) is node
 
-    def candidates(self, without: frozenset[str] = frozenset()) -> list[Node]:
-        """Nodes that can take a request, beginning with another one each time, so that ties go round."""
+    def fresh(self, without: Container[str]) -> bool:
+        """Whether there is a usable node beside these."""
+        return any(n.alive and not n.draining and n.name not in without for n in self._nodes.values())
+
+    def candidates(self, without: Container[str] = frozenset()) -> list[Node]:
+        """Nodes that can take a request, beginning with another one each time, so that ties go round.
+
+        Nodes that are ejected, or have just refused something, only when there are no others: the last one is used
+        whatever it did.
+        """
         usable = [n for n in self._nodes.values() if n.alive and not n.draining]
         fresh = [n for n in usable if n.name not in without] or usable
+        taking = [n for n in fresh if n.health.takes] or fresh
+        willing = [n for n in taking if not n.health.shy] or taking
         self._turn += 1
-        start = self._turn % len(fresh) if fresh else 0
-        return fresh[start:] + fresh[:start]
+        start = self._turn % len(willing) if willing else 0
+        return willing[start:] + willing[:start]

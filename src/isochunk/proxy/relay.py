@@ -7,29 +7,40 @@ import logging
 import math
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
-
-import aiohttp
 
 from isochunk.proxy.body import Pieces
 from isochunk.proxy.client import Client
 from isochunk.proxy.config import ProxyConfig, Role
-from isochunk.proxy.errors import ClientGoneError, NodeFailedError, NodeUnreachableError, ProxyError
-from isochunk.proxy.exchange import Exchange, parsed, passed, whole
+from isochunk.proxy.errors import ClientGoneError, NodeFailedError, NodeRefusedError, ProxyError, RecomputedError
+from isochunk.proxy.exchange import Exchange, whole
 from isochunk.proxy.fleet import Fleet
+from isochunk.proxy.health import Budget
 from isochunk.proxy.metrics import Metrics
 from isochunk.proxy.nodes import Node
 from isochunk.proxy.prompt import TokenEstimate
 from isochunk.proxy.protocol import decode_body, plan_handover, prefill_body
+from isochunk.proxy.reply import Reply
 from isochunk.proxy.request import ProxyRequest, read_request
 from isochunk.proxy.router import Choice, choose_decode, choose_prefill
+from isochunk.proxy.trail import Trail
 from isochunk.proxy.upstream import Upstream
 
 __all__ = ["Relay"]
 
 log = logging.getLogger("isochunk.proxy")
 
-_DONE = b"data: [DONE]"
+_NEWS_S = 1.0  # to wait for a first D node to prove itself
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefilled:
+    """What D must be told of a prompt that P has computed."""
+
+    params: dict[str, Any] | None
+    attempt_id: str
+    cached: int | None
 
 
 class Relay:
@@ -42,47 +53,69 @@ class Relay:
         self._exchange = Exchange(upstream)
         self._metrics = metrics
         self._estimate = TokenEstimate()
+        self._budget = Budget()
 
     async def serve(self, client: Client) -> None:
         """Answer one request. Whatever happens, the client gets an answer or an error, and all counters go back."""
         outcome = "ok"
-        path = client.path
-        with self._metrics.request(path) as request:
+        with self._metrics.request(client.path) as counted:
             try:
-                await self._try_nodes(await read_request(client, self._config, self._estimate), client)
+                request = await read_request(client, self._config, self._estimate)
+                await self._answer(request, client)
             except asyncio.CancelledError:
-                request.done("client_gone")
+                counted.done("client_gone" if client.gone else "error")
                 raise
             except ClientGoneError:
                 outcome = "client_gone"
             except ProxyError as error:
                 outcome = "broken" if client.started else "refused" if error.status < 500 else "failed"
                 if error.status >= 500:
-                    log.warning("%s: %s", path, error)
+                    log.warning("request %s: %s", client.id, error)
                 outcome = await _tell(client, error, outcome)
-            request.done(outcome)
+            counted.done(outcome)
 
-    async def _try_nodes(self, request: ProxyRequest, client: Client) -> None:
-        """One attempt after the other, until one has begun to answer or there have been enough."""
-        failed: set[str] = set()
-        for attempt in range(1, self._config.attempts + 1):
+    async def _answer(self, request: ProxyRequest, client: Client) -> None:
+        """One try after the other, until a node has begun to answer or there have been enough."""
+        trail = Trail(request.id, self._config.attempts, self._budget)
+        reply = Reply(request, client, self._timeouts.silence_s)
+        while True:
+            with ExitStack() as held:
+                try:
+                    if request.whole:
+                        await self._prefill_whole(request, trail, reply)
+                    else:
+                        prefilled = await self._prefill(request, trail, held)
+                        reply.cached = prefilled.cached
+                        await self._decode(request, trail, reply, prefilled, held)
+                    return
+                except RecomputedError:
+                    if not trail.may_restart():
+                        raise ProxyError(502, "upstream_error", "decode nodes gave it up again and again") from None
+                    self._metrics.resubmitted()
+                    request = await request.continued(*reply.said(), self._estimate)
+                except NodeFailedError as error:
+                    if reply.begun or not trail.failed_decode:
+                        raise
+                    log.info("request %s: %s; trying again", request.id, error)
+            await asyncio.sleep(self._config.retry_delay_s)
+
+    # P
+
+    async def _prefill(self, request: ProxyRequest, trail: Trail, held: ExitStack) -> _Prefilled:
+        """Have a P node compute the prompt."""
+        pool = self._fleet.pools[Role.PREFILL]
+        while True:
+            choice = choose_prefill(pool, request.prompt, request.tokens, trail.tried)
+            self._check_deadline(choice)
             try:
-                await self._attempt(request, client, f"{request.id}-{attempt}", frozenset(failed))
-                return
-            except NodeFailedError as error:
-                failed.add(error.node)
-                self._metrics.failed(error.node)
-                if client.started or attempt == self._config.attempts:
+                with choice.node.health.attempt():
+                    prefilled = await self._prefill_at(request, choice, trail.next_id())
+                self._well(choice.node, trail)
+                held.enter_context(choice.node.hold())
+                return prefilled
+            except (NodeRefusedError, NodeFailedError) as error:
+                if not self._goes_on(choice.node, error, trail):
                     raise
-                log.info("request %s: %s; trying again", request.id, error)
-
-    async def _attempt(self, request: ProxyRequest, client: Client, attempt_id: str, failed: frozenset[str]) -> None:
-        choice = choose_prefill(self._fleet.pools[Role.PREFILL], request.prompt, request.tokens, failed)
-        self._check_deadline(choice)
-        with ExitStack() as until_first_byte:
-            until_first_byte.enter_context(choice.node.hold())
-            params = await self._prefill(request, choice, attempt_id)
-            await self._decode(request, client, params, attempt_id, failed, until_first_byte)
 
     def _check_deadline(self, choice: Choice) -> None:
         deadline = self._config.deadline_s
@@ -91,8 +124,7 @@ class Relay:
         message = f"the first token is predicted in {choice.ttft_s:.1f} s, later than the deadline of {deadline:g} s"
         raise ProxyError(429, "overloaded", message, retry_after_s=math.ceil(choice.ttft_s - deadline))
 
-    async def _prefill(self, request: ProxyRequest, choice: Choice, attempt_id: str) -> dict[str, Any] | None:
-        """Have P compute the prompt; what D must be told of it."""
+    async def _prefill_at(self, request: ProxyRequest, choice: Choice, attempt_id: str) -> _Prefilled:
         node = choice.node
         handover = plan_handover(node, attempt_id)
         pieces = prefill_body(request.body, handover, chat=request.chat)
@@ -105,95 +137,136 @@ class Relay:
                     self._exchange.patience(node, self._timeouts.prefill_s),
                     self._exchange.post(node, request, attempt_id, pieces, handover.headers) as response,
                 ):
-                    answer = parsed(node, await whole(node, response))
+                    _, answer = await whole(node, response)
         except BaseException:
             node.prefix.forget(unseen)
             raise
         self._metrics.prefilled(time.monotonic() - began, choice.ttft_s)
-        self._learn(request, choice, answer)
+        cached = self._learn(request, choice, answer)
         params = handover.decode_params(answer)
         if params is None:
             self._metrics.recomputed()
-        return params
+            cached = None
+        return _Prefilled(params, attempt_id, cached)
 
-    def _learn(self, request: ProxyRequest, choice: Choice, answer: dict[str, Any]) -> None:
-        """Compare the estimates with what P counted."""
+    def _learn(self, request: ProxyRequest, choice: Choice, answer: dict[str, Any]) -> int | None:
+        """Compare the estimates with what P counted; its prefix hit, if it says so."""
         usage = answer.get("usage")
         if not isinstance(usage, dict) or not isinstance(usage.get("prompt_tokens"), int):
-            return
+            return None
         self._estimate.learn(request.prompt, usage["prompt_tokens"])
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        if isinstance(cached, int) and choice.cached_pieces and usage["prompt_tokens"] > 0:
+        details = usage.get("prompt_tokens_details")
+        cached = details.get("cached_tokens") if isinstance(details, dict) else None
+        if not isinstance(cached, int):
+            return None
+        if choice.cached_pieces and usage["prompt_tokens"] > 0:
             had = int(len(request.prompt.prints) * cached / usage["prompt_tokens"]) + 1
             if had < choice.cached_pieces:
                 self._metrics.missed(choice.cached_pieces - had)
+        return cached
+
+    async def _prefill_whole(self, request: ProxyRequest, trail: Trail, reply: Reply) -> None:
+        """Have a P node answer all of it."""
+        pool = self._fleet.pools[Role.PREFILL]
+        pieces = decode_body(request.body, None)
+        while True:
+            choice = choose_prefill(pool, request.prompt, request.tokens, trail.tried)
+            self._check_deadline(choice)
+            try:
+                with (
+                    ExitStack() as held,
+                    choice.node.health.attempt() as answered,
+                    choice.node.load.job(choice.tokens, choice.busy_s),
+                ):
+                    held.callback(answered)
+                    await self._reply(choice.node, request, trail, reply, trail.next_id(), pieces, held)
+                return
+            except (NodeRefusedError, NodeFailedError) as error:
+                if reply.begun or not self._goes_on(choice.node, error, trail):
+                    raise
+
+    # D
 
     async def _decode(
-        self,
-        request: ProxyRequest,
-        client: Client,
-        params: dict[str, Any] | None,
-        attempt_id: str,
-        failed: frozenset[str],
-        until_first_byte: ExitStack,
+        self, request: ProxyRequest, trail: Trail, reply: Reply, prefilled: _Prefilled, held: ExitStack
     ) -> None:
-        """Have a D node answer; one that can't be connected to leaves the KV for the next."""
-        pieces = decode_body(request.body, params)
-        unreachable: set[str] = set()
+        """Have a D node answer; one that does not touch the KV leaves it for the next."""
+        pieces = decode_body(request.body, prefilled.params)
         while True:
-            node = choose_decode(self._fleet.pools[Role.DECODE], failed | unreachable)
+            node = await self._place(trail)
             try:
-                with node.load.job(request.tokens):
-                    await self._answer(node, request, client, attempt_id, pieces, until_first_byte)
+                with node.health.attempt() as answered, node.load.job(request.tokens):
+                    held.callback(answered)
+                    await self._reply(node, request, trail, reply, prefilled.attempt_id, pieces, held)
                 return
-            except NodeUnreachableError as error:
-                if node.name in unreachable:
+            except (NodeRefusedError, NodeFailedError) as error:
+                goes_on = self._goes_on(node, error, trail) and not reply.begun
+                untouched = isinstance(error, NodeRefusedError) or error.untouched
+                if not (goes_on and untouched):
+                    trail.failed_decode = goes_on
                     raise
-                unreachable.add(node.name)
-                self._metrics.failed(error.node)
 
-    async def _answer(
+    async def _place(self, trail: Trail) -> Node:
+        pool = self._fleet.pools[Role.DECODE]
+        end = time.monotonic() + _NEWS_S
+        wary = trail.failed_decode
+        while (left := end - time.monotonic()) > 0:
+            node = choose_decode(pool, trail.tried, wary=wary, patient=True)
+            if node is not None:
+                return node
+            await pool.news.wait(left)
+        node = choose_decode(pool, trail.tried, wary=wary)
+        assert node is not None
+        return node
+
+    async def _reply(
         self,
         node: Node,
         request: ProxyRequest,
-        client: Client,
+        trail: Trail,
+        reply: Reply,
         attempt_id: str,
         pieces: Pieces,
         until_first_byte: ExitStack,
     ) -> None:
+        """Have a node answer, and hand its answer on."""
+
+        def well() -> None:
+            until_first_byte.close()
+            self._well(node, trail)
+
         seconds = self._timeouts.first_s if request.stream else self._timeouts.answer_s
         async with (
             self._exchange.patience(node, seconds) as patience,
             self._exchange.post(node, request, attempt_id, pieces, {}) as response,
         ):
-            headers = [*passed(response), (b"x-request-id", request.id.encode())]
-            if not request.stream:
-                data = await whole(node, response)
-                patience.reschedule(None)
-                await client.answer(response.status, headers, data)
-                return
-            piece = await response.content.readany()
-            if not piece:
-                raise NodeFailedError(node.name, "ended its stream before the first byte")
-            until_first_byte.close()
-            client.start(response.status, headers)
-            await self._stream(node, client, response.content, piece, patience)
+            await reply.take(node, response, patience, well)
 
-    async def _stream(
-        self, node: Node, client: Client, content: aiohttp.StreamReader, piece: bytes, patience: asyncio.Timeout
-    ) -> None:
-        """Hand on pieces as they come, at the client's pace."""
-        clock = asyncio.get_running_loop().time
-        tail = b""
-        while piece:
-            patience.reschedule(None)  # the client's slowness is not the node's
-            await client.send(piece)
-            tail = (tail + piece)[-2 * len(_DONE) :]
-            patience.reschedule(clock() + self._timeouts.silence_s)
-            piece = await content.readany()
-        if _DONE not in tail:
-            raise NodeFailedError(node.name, "ended its stream without an end mark")
-        await client.send(b"", last=True)
+    # What nodes deserve
+
+    def _well(self, node: Node, trail: Trail) -> None:
+        node.health.well()
+        for wrong in trail.accepted():
+            if wrong.role is node.role:
+                self._blame(wrong)
+        self._fleet.pools[node.role].news.tell()
+
+    def _goes_on(self, node: Node, error: NodeRefusedError | NodeFailedError, trail: Trail) -> bool:
+        """Take note of what a node did; whether another one may be tried."""
+        pool = self._fleet.pools[node.role]
+        if isinstance(error, NodeRefusedError):
+            pool.news.tell()
+            return trail.refused(node, error, pool)
+        self._blame(node)
+        return trail.failed(node, error, pool)
+
+    def _blame(self, node: Node) -> None:
+        before = node.health.ejections
+        node.health.failed()
+        self._metrics.failed(node.name)
+        if node.health.ejections > before:
+            log.warning("%s node %s is left out for a while: it fails too often", node.role, node.name)
+        self._fleet.pools[node.role].news.tell()
 
 
 async def _tell(client: Client, error: ProxyError, outcome: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from dataclasses import dataclass
 
 from isochunk.proxy.errors import ProxyError
@@ -11,6 +12,9 @@ from isochunk.proxy.prompt import Prompt
 
 __all__ = ["Choice", "choose_decode", "choose_prefill"]
 
+_UNPROVED = 2  # requests at once for a D node that has not proved itself, beside some that have
+_FIRST = 8  # and when none has
+_REQUEST = 500  # tokens of KV whose reading takes a D node as long as one more request in its step
 RETRY_AFTER_S = 2  # a node that comes back is seen by the next probe
 
 
@@ -33,7 +37,7 @@ class Choice:
     ttft_s: float | None = None
 
 
-def choose_prefill(pool: Pool, prompt: Prompt, tokens: int, without: frozenset[str] = frozenset()) -> Choice:
+def choose_prefill(pool: Pool, prompt: Prompt, tokens: int, without: Container[str] = frozenset()) -> Choice:
     """The P node where the request is predicted to have its first token soonest.
 
     Seconds and tokens can't be compared, so queued tokens decide for all while one node has no model.
@@ -51,16 +55,37 @@ def choose_prefill(pool: Pool, prompt: Prompt, tokens: int, without: frozenset[s
     return min((_counted(node, prompt, tokens) for node in nodes), key=_queued_tokens)
 
 
-def choose_decode(pool: Pool, without: frozenset[str] = frozenset()) -> Node:
-    """The D node with the fewest tokens in its care.
+def choose_decode(
+    pool: Pool, without: Container[str] = frozenset(), *, wary: bool = False, patient: bool = False
+) -> Node | None:
+    """The D node with the least to do.
+
+    One that has not proved itself gets few requests at once: each that it fails has cost a prefill.
+
+    Args:
+        wary: the request has been failed by a D node; only proved ones, if there are any.
+        patient: wait for one to prove itself rather than trust several blindly.
+
+    Returns:
+        None when it is better to wait for news of those that are being tried.
 
     Raises:
         ProxyError: 503, no node can take it.
     """
-    return min(_candidates(pool, without), key=lambda node: node.load.tokens)
+    nodes = _candidates(pool, without)
+    if any(node.health.proved for node in nodes):
+        most = 0 if wary else _UNPROVED
+        return min((n for n in nodes if n.health.proved or n.health.unanswered < most), key=_care)
+    if patient and len(nodes) > 1:
+        nodes = [node for node in nodes if node.health.unanswered < _FIRST]
+    return min(nodes, key=_care, default=None)
 
 
-def _candidates(pool: Pool, without: frozenset[str]) -> list[Node]:
+def _care(node: Node) -> int:
+    return node.load.tokens + _REQUEST * len(node.load)
+
+
+def _candidates(pool: Pool, without: Container[str]) -> list[Node]:
     nodes = pool.candidates(without)
     if not nodes:
         message = f"none of {len(pool)} {pool.role} nodes can take a request"

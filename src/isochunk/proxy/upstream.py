@@ -98,10 +98,13 @@ def _translated(node: Node) -> Iterator[None]:
         if _is_exhausted(error):
             raise ExhaustedError from error
         node.suspect()
-        raise NodeUnreachableError(node.name, f"can't be reached: {error}") from error
+        raise NodeUnreachableError(
+            node.name, node.role, f"can't be reached: {error}", public="can't be reached", answered=True
+        ) from error
     except (aiohttp.ClientError, ConnectionError) as error:
         node.look_now.set()
-        raise NodeFailedError(node.name, f"broke the connection: {str(error) or type(error).__name__}") from error
+        what = f"broke the connection: {str(error) or type(error).__name__}"
+        raise NodeFailedError(node.name, node.role, what, public="broke the connection", broke=True) from error
 
 
 def _is_exhausted(error: aiohttp.ClientError) -> bool:
