@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from isochunk.core.cost import COEFFICIENTS, CostModel
+from isochunk.core.cost import COEFFICIENTS, Bend, CostModel
 from isochunk.core.errors import FitError
+from isochunk.core.shapes import LEAST_SIZES, bend_places, rising_curve, surprise
 
 __all__ = ["Fit", "fit", "fit_features", "relative_error"]
 
@@ -24,6 +25,11 @@ _UNDETERMINED = 1e-3  # a column whose part of its own, not explained by the oth
 # (c0, c3) from that of its tokens, so those two are held more firmly.
 _PRIOR_WEIGHTS = np.array([1.0, 0.15, 0.15, 1.0])
 _BOUND_SHARE = 0.5  # part of the step cost measured on small chunks that the fit may not go below
+_EXPLAINED = 0.01  # relative error below which the straight line is not doubted
+_BETTER = 0.6  # a shape must have at most this much of the line's error
+_HELD = 20.0  # how much a measured curve counts beside a sample
+_LEAST_LEFT = 0.05  # part of a step that is not attention at least
+_ROUNDS = 6
 _SMALL, _SMALL_SHARE = 64, 0.25  # part of the time of a step of so many tokens that counts as step cost at least
 
 
@@ -63,8 +69,8 @@ class Fit:
         }
 
 
-def fit(chunk: npt.ArrayLike, history: npt.ArrayLike, seconds: npt.ArrayLike) -> Fit:
-    """Fit c0..c3 to steps that each held one chunk.
+def fit(chunk: npt.ArrayLike, history: npt.ArrayLike, seconds: npt.ArrayLike, *, noise: float | None = None) -> Fit:
+    """Fit a cost model to steps that each held one chunk.
 
     Non-negative least squares on the relative error, with outliers down-weighted (iteratively reweighted,
     Cauchy weights). c0 and c3 are bounded from below by half of what the small chunks cost, because an
@@ -74,6 +80,10 @@ def fit(chunk: npt.ArrayLike, history: npt.ArrayLike, seconds: npt.ArrayLike) ->
         chunk: new tokens of each step, shape (samples,).
         history: tokens in the KV cache before them, shape (samples,).
         seconds: measured seconds of each step on one stage, shape (samples,).
+        noise: how far, in parts, the same step's seconds are apart at the median; None when that is not known.
+
+    The law's straight line stays unless steps of several sizes without history show a curve: the line misses them by
+    far more than the noise, or than a curve through the other sizes misses each. So with a bend of the attention.
 
     Raises:
         FitError: too few samples, none with a history, or a value that is not finite or out of range.
@@ -86,7 +96,69 @@ def fit(chunk: npt.ArrayLike, history: npt.ArrayLike, seconds: npt.ArrayLike) ->
             "measured late in a long prompt"
         )
     rows = np.stack([np.ones_like(c), c, c * (h + c / 2), h], axis=1)
-    return fit_features(rows, t, floors=_floors(c, h, t))
+    floors = _floors(c, h, t)
+    best = straight = fit_features(rows, t, floors=floors)
+    if straight.undetermined:
+        return straight
+    first = h == 0
+    curved = len(np.unique(c[first])) >= LEAST_SIZES
+    if curved:
+        off = _off(straight, first)
+        unexplained = 2 * noise if noise is not None else surprise(c[first], t[first]) / _BETTER
+        curved = off > max(_EXPLAINED, unexplained)
+    if curved:
+        best = _shaped(c, h, t, straight.model, floors, curved, None)
+    bent = [_shaped(c, h, t, straight.model, floors, curved, place) for place in bend_places(float(h.max()))]
+    least = min(bent, key=lambda found: _off(found, ~first))
+    now = _off(best, ~first)
+    return least if now > _EXPLAINED and _off(least, ~first) < _BETTER * now else best
+
+
+def _off(found: Fit, samples: npt.NDArray[np.bool_]) -> float:
+    """How far off some samples are; the far tail, which noise alone makes, does not count."""
+    return float(np.quantile(np.abs(found.residuals[samples]), 0.75))
+
+
+def _shaped(
+    c: Floats, h: Floats, t: Floats, near: CostModel, floors: tuple[float, float], curved: bool, bend: Bend | None
+) -> Fit:
+    """Fit with a curve through the steps without history, or with a bend at a place, or both.
+
+    The curve holds what is left of those steps without their attention, at first by the model ``near``.
+    """
+    first = h == 0
+    pairs = c * (h + c / 2)
+    beyond = np.zeros_like(c) if bend is None else bend.pairs(h, h + c)
+    c2, dearer = near.c2, 0.0
+    line = [np.ones_like(c), c]
+    lower, extra, target = [floors[0], 0.0], np.zeros((0, 5)), np.zeros(0)
+    for _ in range(_ROUNDS if curved else 1):
+        if curved:
+            attention = c2 * pairs[first] + dearer * beyond[first]
+            curve = rising_curve(c[first], np.maximum(t[first] - attention, _LEAST_LEFT * t[first]))
+            line, lower = [curve.array(c)], [0.0]
+        relative = np.stack([*line, pairs, h, beyond], axis=1) / t[:, None]
+        scale = np.linalg.norm(relative, axis=0)
+        scale[scale == 0] = 1.0
+        if curved:  # the curve was measured: what is off is attention and history
+            extra, target = np.array([[_HELD / scale[0], 0.0, 0.0, 0.0]]), np.array([_HELD])
+        solved = (
+            _robust_nnls(relative / scale, t, np.array([*lower, 0.0, floors[1], 0.0]) * scale, extra, target) / scale
+        )
+        c2, c3, dearer = solved[-3:].tolist()
+    bent = Bend(bend.tokens, 1 + dearer / c2) if bend is not None and c2 > 0 and dearer > 0 else None
+    if curved:
+        model = CostModel.measured(curve, c2, c3, bent)
+    else:
+        model = CostModel(
+            max(float(solved[0]), 1e-3 * float(t.min())), max(float(solved[1]), near.c1 / 1000), c2, c3, bend=bent
+        )
+    return Fit(
+        model=model,
+        residuals=np.asarray(model.seconds(c, h) / t - 1),
+        condition=float(np.linalg.cond(relative / scale)),
+        undetermined=(),
+    )
 
 
 def fit_features(
