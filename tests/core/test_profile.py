@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from isochunk import CostModel
+from isochunk.core.curve import Curve
 from isochunk.core.errors import ProfileError
 from isochunk.core.profile import FORMAT_VERSION, Profile, default_folder, key_name, load_profile, save_profile
 
@@ -70,6 +71,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from isochunk import CostModel
+from isochunk.core.curve import Curve
 from isochunk.core.profile import Profile, save_profile
 number = float(sys.argv[2])
 profile = Profile(model=CostModel(number, number, number, number), key={"writer": "x" * int(10_000 * number)})
@@ -114,3 +116,9 @@ def test_the_folder_can_be_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert default_folder() == tmp_path / "isochunk"
     monkeypatch.setenv("ISOCHUNK_CACHE", str(tmp_path / "own"))
     assert default_folder() == tmp_path / "own"
+
+
+def test_the_cost_of_decodes_is_kept(tmp_path: Path) -> None:
+    decode = CostModel.measured(Curve((1.0, 64.0, 256.0), (0.01, 0.012, 0.03)), 0.0, 2e-8)
+    save_profile(tmp_path / "p.json", Profile(model=CostModel(0.01, 1e-5, 1e-9), decode=decode))
+    assert load_profile(tmp_path / "p.json").decode == decode

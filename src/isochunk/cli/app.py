@@ -17,6 +17,7 @@ from isochunk.cli import (
     doctor,
     fit,
     plan,
+    profile,
     proxy,
     rehearse,
     serve,
@@ -36,6 +37,7 @@ app = typer.Typer(
 )
 app.command("fit")(fit.fit_command)
 app.command("plan")(plan.plan_command)
+app.command("profile")(profile.profile_command)
 app.command("check", context_settings=check.TAKE_COMMANDS)(check.check_command)
 app.command("proxy", add_help_option=False, context_settings=proxy.PASS_ALL)(proxy.proxy_command)
 app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve.serve_command)

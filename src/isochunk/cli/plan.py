@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from isochunk.cli.estimates import estimate_of, say_estimate
 from isochunk.cli.output import JsonOption, print_json, print_table
 from isochunk.core.errors import PlanError
 from isochunk.core.planner import POLICIES, Policy, plan
@@ -29,6 +30,7 @@ def plan_command(
 ) -> None:
     """Cut one prompt into chunks and predict its time to first token."""
     stored = load_profile(profile)
+    say_estimate(stored)
     chosen = plan(
         stored.model if stages is not None and not stored.stage_models else stored.models,
         tokens,
@@ -39,7 +41,7 @@ def plan_command(
         policy=_policy(policy),
     )
     if json:
-        print_json(chosen.as_dict())
+        print_json({**chosen.as_dict(), **estimate_of(stored)})
         return
     rows = []
     at = cached

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from isochunk.cli.estimates import say_estimate
 from isochunk.cli.rehearsed import rehearsed
 from isochunk.vllm.virtual.rehearsal import Rehearsal, absolute
 
@@ -51,6 +52,7 @@ def rehearse_command(
         answer_tokens=answer_tokens,
         troubles=tuple(trouble or ()),
     )
+    say_estimate(rehearsal.known())
     command, environment = rehearsed(rehearsal, context.args, os.environ, stages=stages)
     print(f"isochunk: python {' '.join(map(shlex.quote, command[1:]))}", file=sys.stderr, flush=True)
     os.execve(command[0], command, environment)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from isochunk.cli.estimates import say_estimate
 from isochunk.core.cost import CostModel
 from isochunk.core.errors import PlanError, WorkloadError
 from isochunk.core.profile import load_profile
@@ -57,6 +58,7 @@ Block = Annotated[int, typer.Option(help="KV block size.")]
 def load_models(profile: Path, stages: int | None) -> tuple[CostModel, ...]:
     """One cost model a stage, from a profile with stage models or from one model and ``--stages``."""
     stored = load_profile(profile)
+    say_estimate(stored)
     if stored.stage_models:
         if stages not in (None, len(stored.stage_models)):
             raise PlanError(f"--stages {stages} does not fit the {len(stored.stage_models)} stage models in {profile}")

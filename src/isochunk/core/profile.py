@@ -31,7 +31,10 @@ class Profile:
             coefficients.
         fit: how well the samples carried the model (`isochunk.core.fit.Fit.as_dict`).
         floors: least c0 and c3 that online refits may reach; empty for a part of the model's own.
-        source: ``probe``, ``traffic``, ``samples`` (of `isochunk fit`) or ``coefficients`` (a file of these alone).
+        decode: cost of a step that holds decodes only, its chunks being single tokens; None when a decode costs
+            what a chunk of one token does. In a step with prompts too a decode adds its ``marginal``.
+        source: ``probe``, ``traffic``, ``samples`` (of `isochunk fit`), ``coefficients`` (a file of these alone),
+            ``published`` or ``estimate`` (of `isochunk profile`; ``fit["estimate"]`` says from what).
     """
 
     model: CostModel
@@ -39,6 +42,7 @@ class Profile:
     key: dict[str, Any] = field(default_factory=dict)
     fit: dict[str, Any] = field(default_factory=dict)
     floors: tuple[float, ...] = ()
+    decode: CostModel | None = None
     source: str = "samples"
 
     @property
@@ -79,6 +83,7 @@ def save_profile(path: Path, profile: Profile) -> None:
         "model": profile.model.as_dict(),
         "stages": [m.as_dict() for m in profile.stage_models],
         "floors": list(profile.floors),
+        **({"decode": profile.decode.as_dict()} if profile.decode else {}),
         "source": profile.source,
         "key": profile.key,
         "fit": profile.fit,
@@ -150,6 +155,7 @@ def load_profile(path: Path, *, key: dict[str, Any] | None = None) -> Profile:
         model=_model(path, data.get("model")),
         stage_models=tuple(_model(path, stage) for stage in stages),
         floors=_floors(path, data.get("floors", [])),
+        decode=_model(path, data["decode"]) if data.get("decode") is not None else None,
         source=str(data.get("source", "samples")),
         **parts,
     )

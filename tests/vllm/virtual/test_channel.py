@@ -1,9 +1,12 @@
+import secrets
 from typing import Any
 
 import pytest
 
 from isochunk.core.errors import ServerError
 from isochunk.vllm.virtual.channel import Channel, tell
+
+NAME = f"isochunk-test-{secrets.token_hex(8)}"
 
 
 def test_what_is_told_is_answered_and_errors_come_back_as_text() -> None:
@@ -12,12 +15,12 @@ def test_what_is_told_is_answered_and_errors_come_back_as_text() -> None:
             raise ValueError("that is wrong")
         return {"heard": data}
 
-    channel = Channel("isochunk-test-channel", answer)
+    channel = Channel(NAME, answer)
     try:
-        assert tell("isochunk-test-channel", {"a": 1}) == {"heard": {"a": 1}}
-        assert tell("isochunk-test-channel", {"wrong": 1}) == {"error": "that is wrong"}
-        assert tell("isochunk-test-channel", {}) == {"heard": {}}
+        assert tell(NAME, {"a": 1}) == {"heard": {"a": 1}}
+        assert tell(NAME, {"wrong": 1}) == {"error": "that is wrong"}
+        assert tell(NAME, {}) == {"heard": {}}
     finally:
         channel.close()
     with pytest.raises(ServerError, match="don't answer"):
-        tell("isochunk-test-channel", {})
+        tell(NAME, {})

@@ -120,3 +120,13 @@ def test_a_dead_worker_is_told_to_the_engine() -> None:
     with pytest.raises(RuntimeError, match="stage 1 died"):
         there.pipeline.wait(step, 60)
     there.close()
+
+
+def test_decodes_have_a_cost_of_their_own_where_the_profile_has_one() -> None:
+    decode = CostModel(0.004, 1e-4, 0.0, 1e-8)
+    there = Stages([MODEL] * 2, decode=decode)
+    assert there.seconds([], [], [1000, 2000])[0] == pytest.approx(decode.step([1, 1], [1000, 2000]))
+    mixed = MODEL.step([512], [0]) + decode.marginal(1, 1000)
+    assert there.seconds([512], [0], [1000])[0] == pytest.approx(mixed)
+    # Without one a decode is a chunk of one token.
+    assert stages().seconds([512], [0], [1000]) == stages().seconds([512, 1], [0, 1000])

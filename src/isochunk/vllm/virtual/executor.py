@@ -190,7 +190,10 @@ class VirtualExecutor(Executor):  # type: ignore[misc]
             answer = self._answers[key]
             answer.known = answer.prompt + outputs
         chunks = scheduled.num_scheduled_tokens
-        step = self._stages.enter(list(chunks.values()), [histories[key] for key in chunks])
+        decoding = {key for key in chunks if histories[key] >= self._answers[key].prompt and chunks[key] == 1}
+        prompts = [key for key in chunks if key not in decoding]
+        decodes = [histories[key] for key in chunks if key in decoding]
+        step = self._stages.enter([chunks[key] for key in prompts], [histories[key] for key in prompts], decodes)
         samples = [key for key, chunk in chunks.items() if histories[key] + chunk >= self._answers[key].known]
         self._waiting = (step, scheduled, samples)
 

@@ -72,7 +72,12 @@ class Rehearsal:
             if stage is not None and stage >= count:
                 raise ConfigError(f"--trouble {text}: stage = {stage} must be below {count}, the number of stages")
         return Stages(
-            self._models(count), hand_over=self.hand_over, back=self.back, speed=self.speed, troubles=troubles
+            self._models(count),
+            decode=self.known().decode,
+            hand_over=self.hand_over,
+            back=self.back,
+            speed=self.speed,
+            troubles=troubles,
         )
 
     def known(self) -> Profile:
@@ -86,7 +91,8 @@ class Rehearsal:
     def key(self) -> str:
         """What tells this rehearsal's costs from another's."""
         profile = self.known()
-        told = [repr(profile.model), repr(profile.stage_models), self.hand_over, self.back, self.speed, self.troubles]
+        costs = [repr(part) for part in (profile.model, profile.stage_models, profile.decode)]
+        told = [costs, self.hand_over, self.back, self.speed, self.troubles]
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
     def as_environ(self) -> dict[str, str]:

@@ -23,6 +23,7 @@ class Stages:
 
     Args:
         models: one cost model a stage.
+        decode: cost of decodes, as a profile may have it.
         hand_over: seconds from a stage to the next.
         back: seconds from the last stage to the engine.
         speed: how much faster than the rehearsed machine.
@@ -33,6 +34,7 @@ class Stages:
         self,
         models: Sequence[CostModel],
         *,
+        decode: CostModel | None = None,
         hand_over: float = 0.0,
         back: float = 0.0,
         speed: float = 1.0,
@@ -41,6 +43,7 @@ class Stages:
         self.models = tuple(models)
         self._kinds = list(dict.fromkeys(models))
         self._kind = [self._kinds.index(model) for model in models]
+        self.decode = decode
         self.speed = speed
         self.pipeline = Pipeline(len(models), hand_over=hand_over / speed, back=back / speed)
         self._noise: Noise | None = None
@@ -67,12 +70,14 @@ class Stages:
         """Whom to call when a worker dies."""
         self._on_death = call
 
-    def enter(self, chunks: Sequence[int], histories: Sequence[int]) -> Step:
-        """A step with these new tokens of requests after these histories enters now."""
-        return self.pipeline.enter(self.seconds(chunks, histories))
+    def enter(self, chunks: Sequence[int], histories: Sequence[int], decodes: Sequence[int] = ()) -> Step:
+        """A step with these new tokens of prompts after these histories, and decodes after theirs, enters now."""
+        return self.pipeline.enter(self.seconds(chunks, histories, decodes))
 
-    def seconds(self, chunks: Sequence[int], histories: Sequence[int]) -> list[float]:
+    def seconds(self, chunks: Sequence[int], histories: Sequence[int], decodes: Sequence[int] = ()) -> list[float]:
         """Seconds of the clocks that a step takes on each stage."""
+        if self.decode is None and decodes:
+            chunks, histories, decodes = [*chunks, *[1] * len(decodes)], [*histories, *decodes], ()
         with self._lock:
             total = sum(chunks)
             factor = 1 / self.speed
@@ -81,9 +86,9 @@ class Stages:
             if self._cold_left > 0:
                 self._cold_left -= 1
                 factor *= self._cold.factor
-            if total % self._tiles:
+            if chunks and total % self._tiles:
                 chunks = [*chunks[:-1], chunks[-1] + self._tiles - total % self._tiles]
-            seconds = [model.step(chunks, histories) * factor for model in self._kinds]
+            seconds = [self._cost(model, chunks, histories, decodes) * factor for model in self._kinds]
             return [seconds[kind] * self._luck() for kind in self._kind]
 
     def meet(self, trouble: Trouble) -> None:
@@ -143,6 +148,13 @@ class Stages:
             "graphs": self._graphs.as_dict() if self._graphs else None,
             "dead": self.pipeline.dead,
         }
+
+    def _cost(self, model: CostModel, chunks: Sequence[int], histories: Sequence[int], decodes: Sequence[int]) -> float:
+        if self.decode is None or not decodes:
+            return model.step(chunks, histories)
+        if not chunks:
+            return self.decode.step([1] * len(decodes), decodes)
+        return model.step(chunks, histories) + sum(float(self.decode.marginal(1, history)) for history in decodes)
 
     def _resume(self) -> None:
         with self._lock:
