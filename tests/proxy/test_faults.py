@@ -58,7 +58,7 @@ def test_a_prefill_node_that_dies_on_a_request_is_replaced(start: Start, moment:
 
 
 def test_a_prefill_node_killed_in_mid_prefill_is_replaced(start: Start, threads: ThreadPoolExecutor) -> None:
-    nodes = [start.node("prefill", *SLOW) for _ in range(2)]
+    nodes = [start.node("prefill", "--coefficients", "1,1e-6,0,0") for _ in range(2)]
     proxy = start.proxy(nodes, [start.node("decode")])
     answers = [in_background(threads, proxy, prompt=f"{i}") for i in range(4)]
     until(lambda: all(node.state()["active"] for node in nodes))
@@ -359,20 +359,51 @@ def test_sighup_reads_the_nodes_again_and_a_bad_file_changes_nothing(start: Star
     file.write_text(f"prefill: ['{old.name}']\ndecode: ['{decode.name}']\n")
     proxy = start.proxy([], [], "--nodes", str(file))
     assert proxy.complete().status_code == 200
-    file.write_text("prefill: nonsense\n")
-    proxy.signal(signal.SIGHUP)
-    until(lambda: any("stay as they are" in line for line in proxy.log))
-    assert proxy.complete().status_code == 200
+    bad = (
+        "prefill: nonsense\n",
+        f"prefill: ['{new.name}']\ndecode: ['{decode.name}', '{decode.name}']\n",
+        f"prefill: ['{new.name}']\ndecode: [{{host: 127.0.0.1, port: {decode.port}, kv_tokens: many}}]\n",
+        f"prefill: ['{new.name}']\n",
+        f"prefill: ['{new.name}', 'localhost:{proxy.port}']\ndecode: ['{decode.name}']\n",
+        "",
+    )
+    for count, text_ in enumerate(bad, 1):
+        file.write_text(text_)
+        proxy.signal(signal.SIGHUP)
+        until(lambda count=count: sum("stay as they are" in line for line in proxy.log) == count)  # type: ignore[misc]
+        assert proxy.complete().status_code == 200
+    assert new.state()["requests"] == 0
     file.write_text(f"prefill: [{{host: 127.0.0.1, port: {new.port}}}]\ndecode: ['{decode.name}']\n")
     proxy.signal(signal.SIGHUP)
     until(lambda: any("read again" in line for line in proxy.log))
     assert proxy.complete(prompt="other").status_code == 200
-    assert (old.state()["requests"], new.state()["requests"]) == (2, 1)
+    assert (old.state()["requests"], new.state()["requests"]) == (1 + len(bad), 1)
+
+
+def test_a_node_that_can_not_be_is_not_added(start: Start) -> None:
+    prefill, decode = start.node("prefill"), start.node("decode")
+    proxy = start.proxy([prefill], [decode], "--admin-key", "admin")
+    for instance in (f"localhost:{proxy.port}", "user@host:1", "ftp://host:1", decode.name, 7):
+        request = {"type": "prefill", "instances": [instance]}
+        reply = proxy.http.post("/instances/add", json=request, headers={"Authorization": "Bearer admin"})
+        assert is_error(reply, 400), instance
+    assert proxy.complete().status_code == 200
+
+
+def test_before_it_stops_it_serves_on_and_says_so(start: Start) -> None:
+    proxy = start.proxy([start.node("prefill")], [start.node("decode")], "--lame-duck", "60")
+    assert proxy.http.get("/health").status_code == 200
+    proxy.signal(signal.SIGTERM)
+    until(lambda: proxy.http.get("/health").status_code == 503)
+    assert proxy.http.get("/healthcheck").json()["status"] == "leaving"
+    assert proxy.complete().status_code == 200
+    proxy.signal(signal.SIGTERM)
+    assert proxy.popen.wait(10) == 0
 
 
 def test_sigterm_lets_running_requests_end_and_takes_no_more(start: Start, threads: ThreadPoolExecutor) -> None:
     prefill, decode = start.node("prefill"), start.node("decode", "--interval", "0.1")
-    proxy = start.proxy([prefill], [decode])
+    proxy = start.proxy([prefill], [decode], "--lame-duck", "0.01")
     answer = in_background(threads, proxy, stream=True, max_tokens=10)
     until(lambda: decode.state()["active"] == 1)
     proxy.signal(signal.SIGTERM)

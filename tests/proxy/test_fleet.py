@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -8,7 +9,7 @@ import pytest
 
 from isochunk.proxy.config import NodeSpec, Role, Timeouts
 from isochunk.proxy.fleet import Fleet
-from isochunk.proxy.nodes import Node
+from isochunk.proxy.nodes import Node, Pool
 from isochunk.proxy.upstream import Upstream
 
 
@@ -18,6 +19,7 @@ class Says:
     def __init__(self) -> None:
         self.well = True
         self.status: dict[str, Any] = {}
+        self.raw: Any = None
 
     def cost(self, factor: float, source: str = "traffic") -> None:
         model = {"c0": 0.01 * factor, "c1": 1e-5 * factor, "c2": 1e-9 * factor, "c3": 0.0}
@@ -32,7 +34,7 @@ class Says:
     async def get(self, url: str, headers: Mapping[str, str], timeout: float) -> tuple[int, Any]:
         if not self.well:
             raise OSError("connection refused")
-        return 200, self.status
+        return 200, self.raw if self.raw is not None else self.status
 
 
 def c1_after(*tells: tuple[float, str] | None) -> float:
@@ -70,3 +72,57 @@ def test_a_large_change_is_believed_at_once_but_not_an_alarm() -> None:
 def test_a_node_that_was_down_is_known_afresh() -> None:
     assert c1_after(None, (1.3, "traffic")) == pytest.approx(1.3)
     assert c1_after(None, (3.0, "guard")) == pytest.approx(3.0)
+
+
+ODD: list[Any] = [
+    {"model": {"c0": float("inf"), "c1": 1e-5, "c2": 1e-9}},
+    {"model": {"c0": float("nan"), "c1": 1e-5, "c2": 1e-9}},
+    {"model": {"c0": 1e300, "c1": 1e300, "c2": 1e300}},
+    {"model": {"c0": "0.01", "c1": [], "c2": {}}},
+    {"model": {"c0": 0.01, "c1": 1e-5, "c2": 1e-9, "curve": [[1, 2], "x"]}},
+    {"model": {"c0": 0.01, "c1": 1e-5, "c2": 1e-9, "bend": 7}},
+    {"stages": float("inf")},
+    {"stages": 10**400},
+    {"stages": -1},
+    {"stages": "2"},
+    {"max_num_batched_tokens": None},
+    {"block_size": True},
+    {"block_size": 1e308},
+    {"source": ["guard"]},
+    {"model": []},
+    {"model": "x"},
+]
+
+
+@pytest.mark.parametrize("odd", [*ODD, [], "x", 7, None, b"<html>", [{}], {"model": 1}], ids=str)
+def test_an_odd_status_never_ends_the_watching_of_a_node(odd: Any) -> None:
+    async def run() -> None:
+        says = Says()
+        fleet = Fleet(cast(Upstream, says), Timeouts(probe_s=0.02), {})
+        says.cost(1.0)
+        node = await fleet.add(Role.PREFILL, NodeSpec("host", 1))
+        assert node is not None
+        says.raw = {**says.status, **odd} if odd in ODD else odd
+        await fleet._look(node)
+        await fleet._look(node)
+        assert node.alive
+        if node.model is not None:
+            assert math.isfinite(node.model.price(1_000_000).ttft_s)
+        says.raw = None
+        await fleet._look(node)
+        assert node.model is not None
+        assert node.model.cost.c1 == pytest.approx(1e-5)
+        assert not fleet._watchers[node].done()
+        await fleet.close()
+
+    asyncio.run(run())
+
+
+def test_a_changed_description_keeps_a_nodes_backlog() -> None:
+    pool = Pool(Role.PREFILL)
+    node = pool.add(NodeSpec("host", 1))
+    assert node is not None
+    with node.load.job(1000, 3.0):
+        assert pool.add(NodeSpec("host", 1, kv_tokens=5)) is None
+        assert [one.load.tokens for one in pool] == [1000]
+        assert node.spec.kv_tokens == 5

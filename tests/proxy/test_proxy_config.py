@@ -9,6 +9,7 @@ from isochunk.cli.proxy import read_arguments
 from isochunk.core.errors import ConfigError
 from isochunk.proxy.config import NodeSpec, Role, Timeouts, load_nodes, parse_nodes
 from isochunk.proxy.limits import Limits
+from isochunk.proxy.specs import is_here
 from isochunk.proxy.upstream import end_to_end
 
 NODES = ["--prefiller-hosts", "p", "--prefiller-ports", "1", "--decoder-hosts", "d", "--decoder-ports", "2"]
@@ -84,11 +85,52 @@ def test_nodes_come_from_yaml(tmp_path: Path) -> None:
         {"prefill": [{"host": "a", "port": 1, "bootstrap": "a:8998"}]},
         {"prefill": [{"host": "a", "port": 1, "kv_tokens": 0}]},
         {"prefill": ["a:0"]},
+        {"prefill": ["user@a:1"]},
+        {"prefill": ["http://user:secret@a:1"]},
+        {"prefill": ["a:1/path"]},
+        {"prefill": ["http://a:1/v1"]},
+        {"prefill": ["a:1?x=y"]},
+        {"prefill": ["ftp://a:1"]},
+        {"prefill": ["file:///etc/passwd:1"]},
+        {"prefill": ["a b:1"]},
+        {"prefill": ["a\r\nX: y:1"]},
+        {"prefill": ["::1:8000"]},
+        {"prefill": ["a:1", "a:1"]},
+        {"prefill": ["a:1"], "decode": ["A:1"]},
+        {"prefill": [{"host": ["a"], "port": 1}]},
+        {"prefill": [{"host": "a", "port": True}]},
+        {"prefill": [{"host": "a", "port": 1, "kv_tokens": "many"}]},
+        {"prefill": [{"host": "a", "port": 1, "tls": "yes"}]},
+        {"prefill": [{"host": "a", "port": 1, "bootstrap": "http://u@a:8998"}]},
+        {"prefill": [{"host": "a", "port": 1, "bootstrap": 8998}]},
+        {1: []},
     ],
 )
 def test_nodes_of_another_form_are_refused(data: Any) -> None:
     with pytest.raises(ConfigError):
         parse_nodes(data)
+
+
+def test_a_node_may_speak_https() -> None:
+    assert NodeSpec.parse("https://a:8443").url == "https://a:8443"
+    assert NodeSpec.parse("http://a:8000/").url == "http://a:8000"
+    assert NodeSpec.parse("HTTPS://[::1]:1").url == "https://[::1]:1"
+
+
+@pytest.mark.parametrize(
+    ("node", "listening", "same"),
+    [
+        (("127.0.0.1", 80), ("127.0.0.1", 80), True),
+        (("localhost", 80), ("127.0.0.1", 80), True),
+        (("localhost", 80), ("0.0.0.0", 80), True),
+        (("127.0.0.1", 81), ("127.0.0.1", 80), False),
+        (("127.0.0.2", 80), ("127.0.0.1", 80), False),
+        (("192.0.2.1", 80), ("0.0.0.0", 80), False),
+        (("no-such-host.invalid", 80), ("0.0.0.0", 80), False),
+    ],
+)
+def test_a_proxy_knows_itself(node: tuple[str, int], listening: tuple[str, int], same: bool) -> None:
+    assert is_here(NodeSpec(*node), *listening) is same
 
 
 def test_limits_are_checked_when_they_are_made() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import logging
@@ -15,9 +16,10 @@ from isochunk.proxy.errors import ProxyError
 from isochunk.proxy.fleet import Fleet
 from isochunk.proxy.metrics import Metrics
 from isochunk.proxy.relay import Relay
+from isochunk.proxy.specs import Nodes, check_nodes, is_here
 from isochunk.proxy.upstream import Upstream, end_to_end
 
-__all__ = ["Proxy"]
+__all__ = ["Proxy", "check_itself"]
 
 log = logging.getLogger("isochunk.proxy")
 
@@ -34,12 +36,16 @@ class _Route(NamedTuple):
 class Proxy:
     """The parts of a running proxy; to be made inside the running event loop.
 
+    Args:
+        own: host and port that it listens on.
+
     Attributes:
         leaving: it is about to stop, and says so to who asks for its health.
     """
 
-    def __init__(self, config: ProxyConfig) -> None:
+    def __init__(self, config: ProxyConfig, own: tuple[str, int]) -> None:
         self.config = config
+        self.own = own
         self.leaving = False
         node_headers = {"authorization": f"Bearer {config.node_key}"} if config.node_key else {}
         self.upstream = Upstream(config.timeouts)
@@ -121,6 +127,12 @@ class Proxy:
 
     async def _add(self, client: Client) -> None:
         role, specs = await _instances(client)
+        others = {r: tuple(node.spec for node in pool) for r, pool in self.fleet.pools.items() if r is not role}
+        try:
+            await asyncio.to_thread(check_itself, {role: tuple(specs)}, self.own)
+            check_nodes({role: tuple(specs), **others})
+        except ConfigError as error:
+            raise ProxyError(400, "invalid_request_error", str(error)) from error
         added = []
         for spec in specs:
             if await self.fleet.add(role, spec):
@@ -137,6 +149,17 @@ class Proxy:
             str(role): [node.name for node in pool if not node.draining] for role, pool in self.fleet.pools.items()
         }
         return {f"{start}{role}_instances": each for start in ("", "current_") for role, each in names.items()}
+
+
+def check_itself(nodes: Nodes, own: tuple[str, int]) -> None:
+    """Refuse a proxy as its own node.
+
+    Raises:
+        ConfigError: it is among them.
+    """
+    for spec in (spec for specs in nodes.values() for spec in specs):
+        if is_here(spec, *own):
+            raise ConfigError(f"node {spec.name} is this proxy itself")
 
 
 async def _answer(client: Client, body: Any, status: int = 200) -> None:

@@ -2,74 +2,17 @@
 
 from __future__ import annotations
 
-import ipaddress
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from isochunk.core.errors import ConfigError
 from isochunk.proxy.limits import Limits
+from isochunk.proxy.specs import Nodes, NodeSpec, Role, check_nodes, parse_nodes
 
 __all__ = ["NodeSpec", "Nodes", "ProxyConfig", "Role", "Timeouts", "load_nodes", "parse_nodes", "read_yaml"]
 
 INSTALL_HINT = "the proxy needs more packages: pip install 'isochunk[proxy]'"
-
-
-class Role(StrEnum):
-    """What a node does."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-
-
-@dataclass(frozen=True, slots=True)
-class NodeSpec:
-    """A node to send requests to.
-
-    Attributes:
-        host: name or IP address.
-        port: of its HTTP server.
-        bootstrap: URL of its Mooncake bootstrap server; None when it hands over KV parameters itself
-            (NIXL, and the Ascend plugin's Mooncake connector).
-        kv_tokens: tokens that its KV cache holds, for estimating prefix hits.
-    """
-
-    host: str
-    port: int
-    bootstrap: str | None = None
-    kv_tokens: int = 4_000_000
-
-    def __post_init__(self) -> None:
-        if not self.host or not 1 <= self.port <= 65535:
-            raise ConfigError(f"node {self.host!r}, port {self.port}: give a host and a port from 1 to 65535")
-        if self.bootstrap is not None and not self.bootstrap.startswith(("http://", "https://")):
-            raise ConfigError(
-                f"node {self.name}: bootstrap = {self.bootstrap!r} must be a URL such as http://host:8998"
-            )
-        if self.kv_tokens < 1:
-            raise ConfigError(f"node {self.name}: kv_tokens = {self.kv_tokens} must be at least 1")
-
-    @property
-    def name(self) -> str:
-        """``host:port``, with an IPv6 address in brackets."""
-        try:
-            v6 = ipaddress.ip_address(self.host).version == 6
-        except ValueError:
-            v6 = False
-        return f"[{self.host}]:{self.port}" if v6 else f"{self.host}:{self.port}"
-
-    @classmethod
-    def parse(cls, text: str) -> NodeSpec:
-        """From ``host:port`` or ``[v6]:port``."""
-        host, colon, port = text.strip().removeprefix("http://").rstrip("/").rpartition(":")
-        if not colon or not port.isdigit():
-            raise ConfigError(f"node {text!r} must be host:port")
-        return cls(host.strip("[]"), int(port))
-
-
-Nodes = dict[Role, tuple[NodeSpec, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,6 +81,7 @@ class ProxyConfig:
     timeouts: Timeouts = field(default_factory=Timeouts)
 
     def __post_init__(self) -> None:
+        check_nodes(self.nodes)
         if self.attempts < 1:
             raise ConfigError(f"attempts = {self.attempts} must be at least 1")
         if self.deadline_s is not None and not self.deadline_s > 0:
@@ -172,30 +116,3 @@ def load_nodes(path: Path) -> Nodes:
         return parse_nodes(data)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-
-
-def parse_nodes(data: Any) -> Nodes:
-    """Nodes from ``{"prefill": [...], "decode": [...]}``, each ``host:port`` or a mapping of `NodeSpec`'s fields."""
-    if not isinstance(data, Mapping) or not set(data) <= {str(role) for role in Role}:
-        raise ConfigError("expected the lists 'prefill' and 'decode' and nothing else")
-    nodes: Nodes = {}
-    for role in Role:
-        entries = data.get(role) or []
-        if not isinstance(entries, list):
-            raise ConfigError(f"{role!s} must be a list of nodes")
-        nodes[role] = tuple(_node(entry) for entry in entries)
-    return nodes
-
-
-def _node(entry: Any) -> NodeSpec:
-    if isinstance(entry, str):
-        return NodeSpec.parse(entry)
-    if not isinstance(entry, Mapping):
-        raise ConfigError(f"node {entry!r} must be host:port or a mapping with host and port")
-    known = [item.name for item in fields(NodeSpec)]
-    for key in entry:
-        if key not in known:
-            raise ConfigError(f"node {dict(entry)!r}: unknown key {key!r}; known are {', '.join(known)}")
-    if not {"host", "port"} <= set(entry) or not isinstance(entry["port"], int):
-        raise ConfigError(f"node {dict(entry)!r} needs a host and a whole number as port")
-    return NodeSpec(**entry)

@@ -61,11 +61,11 @@ class Fleet:
     async def set(self, nodes: Nodes) -> None:
         """Make the fleet consist of these nodes: add what is new, drain what is not named."""
         for role, pool in self.pools.items():
-            wanted = nodes.get(role, ())
+            wanted = {spec.name for spec in nodes.get(role, ())}
             for node in pool:
-                if node.spec not in wanted:
+                if node.name not in wanted:
                     pool.drain(node.name)
-            await asyncio.gather(*(self.add(role, spec) for spec in wanted))
+        await asyncio.gather(*(self.add(role, spec) for role, specs in nodes.items() for spec in specs))
 
     async def _watch(self, node: Node) -> None:
         pool = self.pools[node.role]
@@ -75,7 +75,11 @@ class Fleet:
             if node.draining:
                 pool.sweep()
                 continue
-            well = await self._look(node)
+            try:
+                well = await self._look(node)
+            except Exception:  # whatever a node says, it is asked again
+                log.exception("%s node %s: looking at it failed", node.role, node.name)
+                well = False
             misses = 0 if well else misses + 1
             if misses >= _MISSES:
                 node.lost()
@@ -124,12 +128,12 @@ class Fleet:
             status, answer = await self._get(node.url + "/isochunk/status")
             model = read_status(answer) if status == 200 else None
             known = node.model if node.alive else None  # one that was down may be a new process
-            if known and model and answer.get("source") == "guard":
+            if known and model and isinstance(answer, dict) and answer.get("source") == "guard":
                 return  # an alarm, which its next refit confirms or takes back
             node.model = known.followed_by(model) if known and model else model
         except TimeoutError:
             pass  # the engine answers between two steps; what is known of it stays
-        except ModelError as error:
+        except (ModelError, ArithmeticError) as error:
             log.warning("node %s: %s", node.name, error)
             node.model = None
 

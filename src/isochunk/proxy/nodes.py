@@ -90,7 +90,6 @@ class Node:
     def __init__(self, spec: NodeSpec, role: Role, clock: Callable[[], float] = time.monotonic) -> None:
         self.spec = spec
         self.role = role
-        self.url = f"http://{spec.name}"
         self.alive = False
         self.draining = False
         self.model: NodeModel | None = None
@@ -106,6 +105,17 @@ class Node:
     def name(self) -> str:
         """``host:port``."""
         return self.spec.name
+
+    @property
+    def url(self) -> str:
+        """Where its requests go."""
+        return self.spec.url
+
+    def follow(self, spec: NodeSpec) -> None:
+        """The same node is described anew; what it works on stays."""
+        self.spec = spec
+        self.prefix.resize(spec.kv_tokens)
+        self.look_now.set()
 
     @property
     def idle(self) -> bool:
@@ -185,10 +195,12 @@ class Pool:
         return len(self._nodes)
 
     def add(self, spec: NodeSpec, clock: Callable[[], float] = time.monotonic) -> Node | None:
-        """The new node; None when it was there already, in which case it no longer drains."""
+        """The new node; None when it was there already, which then no longer drains and is as ``spec`` says."""
         known = self._nodes.get(spec.name)
-        if known is not None and known.spec == spec:
+        if known is not None:
             known.draining = False
+            if known.spec != spec:
+                known.follow(spec)
             return None
         node = Node(spec, self.role, clock)
         self._nodes[spec.name] = node

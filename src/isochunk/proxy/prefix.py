@@ -24,8 +24,13 @@ class PrefixIndex:
     """
 
     def __init__(self, kv_tokens: int) -> None:
-        self._most = max(kv_tokens * BYTES_A_TOKEN // PIECE, 1)
         self._pieces: OrderedDict[int, None] = OrderedDict()
+        self.resize(kv_tokens)
+
+    def resize(self, kv_tokens: int) -> None:
+        """The node's KV cache holds so many tokens."""
+        self._most = max(kv_tokens * BYTES_A_TOKEN // PIECE, 1)
+        self._trim()
 
     def __len__(self) -> int:
         return len(self._pieces)
@@ -49,6 +54,9 @@ class PrefixIndex:
         for one in reversed(prints):
             self._pieces[one] = None
             self._pieces.move_to_end(one)
+        self._trim()
+
+    def _trim(self) -> None:
         while len(self._pieces) > self._most:
             self._pieces.popitem(last=False)
 

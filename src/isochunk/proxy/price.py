@@ -91,9 +91,16 @@ def read_status(status: Any) -> NodeModel | None:
             return None
         return NodeModel(
             cost=CostModel.of(model),
-            stages=int(status["stages"]),
-            max_chunk=int(status["max_num_batched_tokens"]),
-            block=int(status["block_size"]),
+            stages=_count(status, "stages", 10_000),
+            max_chunk=_count(status, "max_num_batched_tokens", 10**9),
+            block=_count(status, "block_size", 10**6),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise ModelError(f"/isochunk/status can't be used: {error!r}") from error
+
+
+def _count(status: Any, name: str, most: int) -> int:
+    value = status[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise ModelError(f"/isochunk/status can't be used: {name} = {value!r} must be from 1 to {most}")
+    return value

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from isochunk.core.errors import ConfigError, IsochunkError
 from isochunk.proxy.access import Journal
-from isochunk.proxy.app import Proxy
+from isochunk.proxy.app import Proxy, check_itself
 from isochunk.proxy.config import ProxyConfig, load_nodes
 from isochunk.proxy.limits import Gate, raise_descriptors
 from isochunk.proxy.listener import Listener
@@ -33,9 +33,11 @@ def serve(
     journal.take_over(log_level)
     descriptors = raise_descriptors()
     listening = _bind(host, port)
+    own = (host, listening.getsockname()[1])
+    check_itself(config.nodes, own)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_run(config, listening, descriptors, tls, journal))
+            runner.run(_run(config, listening, own, descriptors, tls, journal))
     finally:
         journal.close()
 
@@ -62,11 +64,16 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 async def _run(
-    config: ProxyConfig, listening: socket.socket, descriptors: int, tls: ssl.SSLContext | None, journal: Journal
+    config: ProxyConfig,
+    listening: socket.socket,
+    own: tuple[str, int],
+    descriptors: int,
+    tls: ssl.SSLContext | None,
+    journal: Journal,
 ) -> None:
     loop = asyncio.get_running_loop()
     stop = _Stop(loop)
-    proxy = Proxy(config)
+    proxy = Proxy(config, own)
     gate = Gate(config.limits, descriptors)
     if gate.connections < config.limits.connections:
         log.warning("%d clients at most: the limit of open files is too low for more", gate.connections)
@@ -129,6 +136,10 @@ async def _reload(proxy: Proxy) -> None:
         return
     try:
         nodes = load_nodes(proxy.config.nodes_file)
+        await asyncio.to_thread(check_itself, nodes, proxy.own)
+        for role, pool in proxy.fleet.pools.items():
+            if any(not node.draining for node in pool) and not nodes.get(role):
+                raise ConfigError(f"it names no {role} node, so that nothing could be served")
     except IsochunkError as error:
         log.error("SIGHUP: the nodes stay as they are: %s", error)
         return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -23,6 +24,7 @@ from isochunk.proxy.nodes import Node
 __all__ = ["Upstream", "end_to_end"]
 
 _KEEPALIVE_S = 3.0  # below the 5 s after which vLLM closes idle connections, or requests would meet the closing
+_MOST_TOLD = 4 << 20  # bytes of what a node says of itself
 _OURS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
 _HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
@@ -80,13 +82,26 @@ class Upstream:
         """
         try:
             async with asyncio.timeout(seconds), self._session.get(url, headers=headers) as response:
+                data = await _all_of(response)
                 if response.content_type == "application/json":
-                    return response.status, await response.json()
-                return response.status, await response.read()
+                    return response.status, json.loads(data)
+                return response.status, data
+        except RecursionError as error:
+            raise ValueError(f"{url} answers with too much nesting") from error
         except aiohttp.ClientError as error:
             if _is_exhausted(error):
                 raise ExhaustedError from error
             raise OSError(str(error) or type(error).__name__) from error
+
+
+async def _all_of(response: aiohttp.ClientResponse) -> bytes:
+    parts, size = [], 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > _MOST_TOLD:
+            raise ValueError(f"{response.url} answers more than {_MOST_TOLD} bytes")
+        parts.append(part)
+    return b"".join(parts)
 
 
 @contextmanager
