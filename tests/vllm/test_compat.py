@@ -1,5 +1,6 @@
 import sys
 import time
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,7 +46,11 @@ def test_patching_twice_calls_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "patch"),
     [
-        ("vllm.engine.arg_utils.EngineArgs", "create_engine_config", compat.after_engine_config),
+        (
+            "vllm.engine.arg_utils.EngineArgs",
+            "create_engine_config",
+            partial(compat.around_engine_config, lambda config, _: config),
+        ),
         ("vllm.v1.engine.core.EngineCoreProc", "run_busy_loop", compat.before_busy_loop),
         ("vllm.v1.executor.abstract.Executor", "get_class", compat.use_executor),
     ],
@@ -53,7 +58,7 @@ def test_patching_twice_calls_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_name_that_is_gone_fails_loudly(monkeypatch: pytest.MonkeyPatch, owner: str, name: str, patch: Any) -> None:
     monkeypatch.delattr(f"{owner}.{name}")
     with pytest.raises(ConfigError, match=rf"no {owner.rsplit('.', 1)[1]}.{name}.*upgrade isochunk"):
-        patch(lambda _: None)
+        patch(lambda *_: None)
 
 
 def test_methods_are_added_to_the_engine() -> None:

@@ -19,6 +19,7 @@ def test_off_unless_enabled(config: Any) -> None:
 def test_all_keys_are_read() -> None:
     keys = {
         "enabled": True,
+        "planner": "isochunk",
         "smooth_factor": 0.5,
         "min_chunk": 64,
         "need_timing": False,

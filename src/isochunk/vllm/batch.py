@@ -83,7 +83,6 @@ def gather(scheduler: Any, hits: compat.PrefixHits, *, far: bool) -> Batch:
 
 
 def _add_running(scheduler: Any, batch: Batch, adapters: _Adapters, now: float) -> None:
-    step = scheduler.current_step + 1
     left, threshold = batch.left, batch.threshold
     for request in scheduler.running:
         computed, placeholders = request.num_computed_tokens, request.num_output_placeholders
@@ -91,7 +90,7 @@ def _add_running(scheduler: Any, batch: Batch, adapters: _Adapters, now: float) 
         decodes = not request.is_prefill_chunk
         if decodes and not batch.streams:
             batch.streams = compat.streams_on(request, lacks)
-        if lacks <= 0 or step < request.next_decode_eligible_step:
+        if lacks <= 0 or not compat.decode_due(scheduler, request):
             continue
         if placeholders and computed + 2 - placeholders >= request.num_prompt_tokens + request.max_tokens:
             continue  # vLLM knows that its last token is on its way

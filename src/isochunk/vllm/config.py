@@ -1,20 +1,21 @@
-"""``additional_config.scheduler_config.profiling_chunk_config``: read and validated here."""
+"""The section ``profiling_chunk_config`` of `additional_config`: read and validated here."""
 
 from __future__ import annotations
 
 import difflib
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
 from isochunk.core.errors import ConfigError
 from isochunk.core.planner import Policy
+from isochunk.vllm.sections import KEY, find_section
 
 __all__ = ["KEY", "ChunkConfig", "read_config"]
 
-KEY = "additional_config.scheduler_config.profiling_chunk_config"
+Planner = Literal["isochunk", "ascend"]
 
 
 def _no_folder(path: str) -> str:
@@ -24,11 +25,15 @@ def _no_folder(path: str) -> str:
 
 
 class ChunkConfig(BaseModel):
-    """How isochunk runs inside vLLM. Frozen; unknown keys are errors."""
+    """How isochunk runs inside vLLM. Frozen; unknown keys are errors.
+
+    ``planner`` "ascend" leaves the section to vLLM-Ascend, whose keys have the same names.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     enabled: StrictBool = False
+    planner: Planner = "isochunk"
     smooth_factor: Annotated[float, Field(ge=0, le=1, strict=True)] = 1.0
     min_chunk: Annotated[StrictInt, Field(gt=0)] | None = None
     need_timing: StrictBool = True
@@ -46,24 +51,18 @@ def read_config(additional_config: Any) -> ChunkConfig:
     Raises:
         ConfigError: names the key, the value and what is allowed.
     """
-    section = additional_config
-    for name in KEY.split(".")[1:]:
-        if section is None:
-            break
-        if not isinstance(section, Mapping):
-            raise ConfigError(f"{KEY}: {section!r} where an object with {name!r} was expected")
-        section = section.get(name)
+    where, section = find_section(additional_config)
     if section is None:
         return ChunkConfig()
     if not isinstance(section, Mapping):
-        raise ConfigError(f"{KEY} = {section!r} must be an object, such as {{'enabled': true}}")
+        raise ConfigError(f"{where} = {section!r} must be an object, such as {{'enabled': true}}")
     known = list(ChunkConfig.model_fields)
     for name in section:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)[0]
-            raise ConfigError(f"{KEY}: unknown key {name!r}; did you mean {near!r}? Known: {', '.join(known)}")
+            raise ConfigError(f"{where}: unknown key {name!r}; did you mean {near!r}? Known: {', '.join(known)}")
     try:
         return ChunkConfig.model_validate(dict(section))
     except ValidationError as error:
         first = error.errors()[0]
-        raise ConfigError(f"{KEY}.{first['loc'][0]} = {first['input']!r}: {first['msg']}") from None
+        raise ConfigError(f"{where}.{first['loc'][0]} = {first['input']!r}: {first['msg']}") from None

@@ -32,7 +32,7 @@ class PolicyChange(BaseModel):
 
 
 class IsochunkEndpoint:
-    """Adds ``GET /isochunk/status`` and ``POST /isochunk/policy``, behind the server's API key if it has one."""
+    """Adds the routes of `/isochunk/` (status, health, policy), behind the server's API key if it has one."""
 
     name = "isochunk"
     required_tasks = ("generate",)
@@ -44,14 +44,12 @@ class IsochunkEndpoint:
             app.include_router(rehearsal_routes(rehearsal.channel, authorise))
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        """Keep what the routes need: the way to the engine and the keys that vLLM accepts."""
-        state.isochunk_engine = engine_client
-        state.isochunk_keys = [key for key in (args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
+        """Nothing to do: vLLM itself keeps the way to the engine and its arguments there."""
 
 
 def authorise(request: Request) -> None:
     """Raise `HTTPException` unless the request carries one of the server's keys, if it has any."""
-    keys = request.app.state.isochunk_keys
+    keys = [key for key in (request.app.state.args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
     if keys and not compat.token_is_valid(request.headers, keys):
         raise HTTPException(401, "Unauthorized: send the server's API key as 'Authorization: Bearer KEY'")
 
@@ -60,7 +58,7 @@ async def _call(request: Request, method: str, *args: Any) -> dict[str, Any]:
     authorise(request)
     state = request.app.state
     try:
-        return dict(await state.isochunk_engine.engine_core.call_utility_async(method, *args))
+        return dict(await state.engine_client.engine_core.call_utility_async(method, *args))
     except Exception as error:  # vLLM reports what failed in the engine as a plain Exception
         if "has no attribute" in str(error):
             raise HTTPException(
@@ -73,6 +71,13 @@ async def _call(request: Request, method: str, *args: Any) -> dict[str, Any]:
 async def status(request: Request) -> JSONResponse:
     """Policy, model, last plans with predicted and measured step times, counters."""
     return JSONResponse(await _call(request, "isochunk_status"))
+
+
+@router.get("/health")
+async def health(request: Request) -> JSONResponse:
+    """200 while steps are planned; 503 when so many failed in a row that nothing is, with the last error."""
+    told = (await _call(request, "isochunk_status"))["health"]
+    return JSONResponse(told, status_code=200 if told["ok"] else 503)
 
 
 @router.post("/policy")

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from isochunk.vllm import compat
-from isochunk.vllm.settings import select_scheduler
+from isochunk.vllm.settings import claim_section, select_scheduler
 from isochunk.vllm.virtual.rehearsal import rehearsal_of
 from isochunk.vllm.virtual.stand_in import check, stand_in
 
@@ -20,10 +20,10 @@ def register() -> None:
     """
     if rehearsal_of(os.environ) is not None:
         stand_in()
-    compat.after_engine_config(_configured)
+    compat.around_engine_config(claim_section, _configured)
 
 
-def _configured(vllm_config: Any) -> None:
+def _configured(vllm_config: Any, named: Any) -> None:
     if (rehearsal := rehearsal_of(os.environ)) is not None:
         check(vllm_config, rehearsal)
-    select_scheduler(vllm_config)
+    select_scheduler(vllm_config, named)

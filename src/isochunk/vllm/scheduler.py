@@ -40,13 +40,14 @@ class NarrowedScheduler:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         check_engine(self.vllm_config)
-        compat.check_bounds(self)
+        compat.check_scheduler(self)
+        compat.mend_own_schedule(self)
         config = chunk_config(self.vllm_config)
         stages = self.vllm_config.parallel_config.pipeline_parallel_size
         self.isochunk = Session(self, config, self._controller(config, stages))
         self._hits = compat.PrefixHits(self)
         self._external = compat.ExternalHits(self.connector, self.block_size)
-        self._turns = Turns(config.max_queue_delay)
+        self._turns = Turns(None if compat.own_schedule(self) else config.max_queue_delay)
         latency = config.max_inter_token_latency
         self._stream_step_s = math.inf if latency is None else latency / stages
         compat.before_busy_loop(_start)
@@ -65,27 +66,23 @@ class NarrowedScheduler:
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """vLLM's own `schedule`, each prompt's chunk and the step within isochunk's bounds."""
         bounds = None
-        try:
+        with self.isochunk.attempt("the planner") as attempt:
             bounds = self._bounds()
-        except Exception:  # noqa: BLE001 - whatever is wrong in the planner must not stop serving
-            self.isochunk.fault("the planner failed")
+            attempt.idle = bounds is None
         with compat.bounded(self, bounds, self._external.passing):
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
-        try:
-            if bounds is not None and bounds.aside and not output.total_num_scheduled_tokens:
+        with self.isochunk.attempt("recording a step") as attempt:
+            attempt.idle = not output.total_num_scheduled_tokens
+            if bounds is not None and bounds.aside and attempt.idle:
                 self._turns.refused()
             self._entered(output)
-        except Exception:  # noqa: BLE001 - as above: without its record a step is only not timed
-            self.isochunk.fault("a step could not be recorded")
         return output
 
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """vLLM's own `update_from_output`, and the time at which the step came out."""
         if scheduler_output.total_num_scheduled_tokens:
-            try:
+            with self.isochunk.attempt("timing a step"):
                 self.isochunk.exited(time.monotonic(), scheduler_output)
-            except Exception:  # noqa: BLE001 - as above
-                self.isochunk.fault("a step could not be timed")
         return super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
 
     def set_pause_state(self, *args: Any, **kwargs: Any) -> None:

@@ -6,7 +6,8 @@ import logging
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from isochunk.core.steps import Prefill
 from isochunk.vllm import compat
 from isochunk.vllm.config import ChunkConfig
 from isochunk.vllm.controller import Controller
+from isochunk.vllm.health import Attempt, Health
 from isochunk.vllm.probe import PREFIX, Probe, probe_chunks
 from isochunk.vllm.settings import profile_key
 from isochunk.vllm.versions import supported
@@ -49,7 +51,7 @@ class Session:
         self._path = _profile_path(config.profile, self._key)
         self._probe: Probe | None = None
         self._probing: Probe | None = None
-        self._faulted = False
+        self.health = Health()
         self._load()
 
     def start(self, engine: Any) -> None:
@@ -57,10 +59,8 @@ class Session:
         if self.controller.model is not None or self._config.max_probe_seconds == 0:
             return
         try:
-            with compat.without_prefix_cache(self._scheduler):
+            with self.attempt("the probe"), compat.without_prefix_cache(self._scheduler):
                 self._run_probe(engine)
-        except Exception:  # noqa: BLE001 - a probe that fails must leave a server that serves
-            self.fault("the probe failed")
         finally:
             self._probing = None
             left = [key for key in self._scheduler.requests if key.startswith(PREFIX)]
@@ -112,18 +112,20 @@ class Session:
             return {"error": str(error)}
         return {"policy": self.controller.planner.policy, "chunk": self.controller.chunk}
 
-    def fault(self, what: str) -> None:
-        """Count an error of ours and log the first one; call it in an exception handler."""
-        self.controller.counters.fallbacks += 1
-        if not self._faulted:
-            logger.exception("isochunk: %s; vLLM's own chunks are used for such steps", what)
-        self._faulted = True
+    @contextmanager
+    def attempt(self, what: str) -> Iterator[Attempt]:
+        """Do something of ours that must not stop serving; an error in it is said, counted, and ends here."""
+        before = self.health.failed
+        with self.health.attempt(what) as attempt:
+            yield attempt
+        self.controller.counters.fallbacks += self.health.failed - before
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for the status endpoint."""
         return {
             "version": isochunk.__version__,
             "vllm": {"version": compat.vllm_version(), "supported": supported()},
+            "health": self.health.as_dict(),
             **self.controller.as_dict(),
             "block_size": self._scheduler.block_size,
             "profile": str(self._path) if self._path else None,
@@ -143,9 +145,14 @@ class Session:
             return
         try:
             profile = load_profile(self._path, key=self._key)
+            self._use(profile)
         except ProfileError as error:
             self._set_aside(error)
-            return
+        except Exception as error:  # noqa: BLE001 - no stored file, of whatever version, may stop a start
+            self.controller.use_model(None, None)
+            self._set_aside(ProfileError(f"{self._path}: {type(error).__name__}: {error}"))
+
+    def _use(self, profile: Profile) -> None:
         floors = profile.floors
         # The file holds no steps: at the places that a probe visits, they are what its model says.
         chunks = self._probe_chunks()

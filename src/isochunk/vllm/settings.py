@@ -9,11 +9,12 @@ import os
 from typing import Any
 
 from isochunk.core.errors import ConfigError
-from isochunk.vllm import compat, shared_cores, versions
-from isochunk.vllm.config import KEY, ChunkConfig, read_config
+from isochunk.vllm import compat, over, shared_cores, versions
+from isochunk.vllm.config import ChunkConfig, read_config
+from isochunk.vllm.sections import KEY, TOP, given_back, set_apart, stands_twice
 from isochunk.vllm.virtual.rehearsal import rehearsal_of
 
-__all__ = ["SCHEDULERS", "check_engine", "chunk_config", "profile_key", "select_scheduler"]
+__all__ = ["SCHEDULERS", "check_engine", "chunk_config", "claim_section", "profile_key", "select_scheduler"]
 
 logger = logging.getLogger("vllm.isochunk.settings")
 
@@ -27,28 +28,64 @@ def chunk_config(vllm_config: Any) -> ChunkConfig:
         ConfigError: as `read_config`.
     """
     config = read_config(vllm_config.additional_config)
-    if not config.enabled and _names_ours(vllm_config.scheduler_config):
+    if config.planner != "isochunk":
+        return config.model_copy(update={"enabled": False})
+    if not config.enabled and _is_ours(vllm_config.scheduler_config.scheduler_cls):
         return config.model_copy(update={"enabled": True})
     return config
 
 
-def select_scheduler(vllm_config: Any) -> None:
+def claim_section(additional_config: Any, named: Any = None) -> Any:
+    """What vLLM's configuration is made with: isochunk's section stands where only isochunk looks.
+
+    ``"planner": "ascend"`` puts it where vLLM-Ascend looks.
+
+    Args:
+        named: the scheduler class that the user named.
+
+    Raises:
+        ConfigError: the section is wrong, or asks for a planner that is not there.
+    """
+    config = read_config(additional_config)
+    if not additional_config or not (config.enabled or _is_ours(named)):
+        return additional_config
+    if config.planner == "isochunk":
+        if stands_twice(additional_config):
+            logger.warning("isochunk: %s is ignored, since %s is given too", TOP, KEY)
+        return set_apart(additional_config)
+    if _is_ours(named):
+        raise ConfigError(f"planner = 'ascend' and --scheduler-cls {named} exclude each other; drop one of them")
+    if (version := compat.ascend_version()) is None:
+        raise ConfigError("planner = 'ascend', but vLLM-Ascend is not installed here: leave 'planner' out")
+    logger.warning("isochunk: planner = 'ascend': vLLM-Ascend %s cuts the prompts, isochunk does nothing", version)
+    return given_back(additional_config, nested=compat.reads_nested_section())
+
+
+def select_scheduler(vllm_config: Any, named: Any = None) -> None:
     """Choose isochunk's scheduler class when the configuration enables it.
+
+    Args:
+        named: the class that the user named. Another that stands in the configuration was chosen by the platform.
 
     Raises:
         ConfigError: the configuration is wrong, or the deployment is refused.
     """
     if not chunk_config(vllm_config).enabled:
         return
-    scheduler = vllm_config.scheduler_config
-    if scheduler.scheduler_cls is None:
-        scheduler.scheduler_cls = SCHEDULERS[bool(scheduler.async_scheduling)]
-    elif not _names_ours(scheduler, look=True):
-        raise ConfigError(
-            f"--scheduler-cls {scheduler.scheduler_cls} and {KEY}.enabled exclude each other: "
-            "only one class can schedule; drop one of them"
-        )
     check_engine(vllm_config)
+    compat.check_names()
+    scheduler = vllm_config.scheduler_config
+    current = scheduler.scheduler_cls
+    if current is None:
+        scheduler.scheduler_cls = SCHEDULERS[bool(scheduler.async_scheduling)]
+    elif not _is_ours(current) and not _is_ours(cls := scheduler.get_scheduler_cls()):
+        if current == named:
+            raise ConfigError(
+                f"--scheduler-cls {current} and {KEY}.enabled exclude each other: "
+                "only one class can schedule; drop one of them"
+            )
+        scheduler.scheduler_cls = over.name_over(cls)
+    compat.add_routes()
 
 
 def check_engine(vllm_config: Any) -> None:
@@ -67,9 +104,10 @@ def check_engine(vllm_config: Any) -> None:
         )
     if not scheduler.enable_chunked_prefill:
         raise ConfigError("chunked prefill is off: isochunk needs it; remove --no-enable-chunked-prefill")
-    if _balance_scheduling(vllm_config.additional_config):
+    if (said := compat.balance_scheduling(vllm_config.additional_config)) is not None:
         raise ConfigError(
-            "scheduler_config.enable_balance_scheduling replaces the scheduler that isochunk narrows; turn it off"
+            f"{said} and isochunk exclude each other: balance scheduling replaces vLLM's schedule() by a copy that "
+            "stops taking prompts in by a count of its own; turn one of the two off"
         )
     if config.max_queue_delay is not None and scheduler.policy == "priority":
         raise ConfigError(
@@ -123,25 +161,11 @@ def _device_name(platform: Any) -> str:
         return ""
 
 
-def _names_ours(scheduler_config: Any, *, look: bool = False) -> bool:
-    """Whether the scheduler class that was named is isochunk's, or one derived from it.
-
-    ``look`` imports a class that is named by its path; servers that don't enable isochunk import it by themselves.
-    """
-    named = scheduler_config.scheduler_cls
-    if isinstance(named, str):
-        if named.startswith("isochunk."):
-            return True
-        named = scheduler_config.get_scheduler_cls() if look else None
-    return named is not None and any(base.__module__.startswith("isochunk.") for base in named.__mro__)
-
-
-def _balance_scheduling(additional_config: Any) -> bool:
-    if not isinstance(additional_config, dict):
-        return False
-    section = additional_config.get("scheduler_config")
-    places = [additional_config, section if isinstance(section, dict) else {}]
-    return any(bool(place.get("enable_balance_scheduling")) for place in places)
+def _is_ours(named: Any) -> bool:
+    """Whether a scheduler class that was named is isochunk's, or one derived from it. Imports none."""
+    if named is None or isinstance(named, str):
+        return named is not None and named.startswith("isochunk.")
+    return any(base.__module__.startswith("isochunk.") for base in named.__mro__)
 
 
 def _prefill_node(vllm_config: Any) -> bool:

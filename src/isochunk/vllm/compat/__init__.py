@@ -8,6 +8,7 @@
 | `prefixes.py` | how much of a waiting prompt is in the prefix cache |
 | `connector.py` | what a KV connector could load, and when it begins |
 | `scheduling.py` | what the probe needs: how much the cache holds, requests of its own |
+| `ascend.py` | vLLM-Ascend: which one is there, its schedulers, its P nodes |
 | `routes.py` | the HTTP routes and the server's keys |
 | `few_cores.py` | the CPU build with more processes than cores |
 | `no_workers.py` | engines without workers, for rehearsals |
@@ -20,14 +21,24 @@ upgrade fails at start-up and says so, instead of serving without isochunk. Test
 every version by `python -m tests.versions`.
 """
 
-from isochunk.vllm.compat.bounds import Bounds, alignment, bounded, check_bounds, least_chunk
+from isochunk.vllm.compat.ascend import (
+    ascend_version,
+    balance_scheduling,
+    class_that_replaces_schedule,
+    decode_due,
+    mend_own_schedule,
+    own_schedule,
+    reads_nested_section,
+)
+from isochunk.vllm.compat.bounds import Bounds, alignment, bounded, least_chunk
 from isochunk.vllm.compat.connector import ExternalHits
-from isochunk.vllm.compat.engine import add_engine_methods, after_engine_config, before_busy_loop
+from isochunk.vllm.compat.engine import add_engine_methods, around_engine_config, before_busy_loop
 from isochunk.vllm.compat.few_cores import device_index_of_cpu, keep_cores, nap_in_nixl, nap_in_queues, runs_on_cpu
+from isochunk.vllm.compat.names import check_names, check_scheduler
 from isochunk.vllm.compat.no_workers import use_executor, without_platform
 from isochunk.vllm.compat.patching import vllm_version
 from isochunk.vllm.compat.prefixes import PrefixHits
-from isochunk.vllm.compat.routes import token_is_valid
+from isochunk.vllm.compat.routes import add_routes, token_is_valid
 from isochunk.vllm.compat.scheduling import (
     aborted_status,
     kv_cache_tokens,
@@ -51,21 +62,30 @@ __all__ = [
     "aborted_status",
     "adapters_of_running",
     "add_engine_methods",
-    "after_engine_config",
+    "add_routes",
     "alignment",
+    "around_engine_config",
+    "ascend_version",
+    "balance_scheduling",
     "before_busy_loop",
     "bounded",
-    "check_bounds",
+    "check_names",
+    "check_scheduler",
+    "class_that_replaces_schedule",
+    "decode_due",
     "device_index_of_cpu",
     "is_paused",
     "keep_cores",
     "kv_cache_tokens",
     "least_chunk",
+    "mend_own_schedule",
     "most_active",
     "nap_in_nixl",
     "nap_in_queues",
+    "own_schedule",
     "prefill_threshold",
     "probe_request",
+    "reads_nested_section",
     "runs_on_cpu",
     "streams_on",
     "token_is_valid",

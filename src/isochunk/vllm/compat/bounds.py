@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from isochunk.vllm.compat.patching import need
+from isochunk.vllm.compat.ascend import own_schedule
 
-__all__ = ["Bounds", "alignment", "bounded", "check_bounds", "least_chunk"]
+__all__ = ["Bounds", "alignment", "bounded", "least_chunk"]
 
 _ALIGNMENT = 16
 
@@ -49,10 +49,12 @@ def bounded(scheduler: Any, bounds: Bounds | None, passing: Callable[[Any], None
     limit, aligned = scheduler.max_num_scheduled_tokens, scheduler.need_mamba_block_aligned_split
     split, blocked = scheduler._mamba_block_aligned_split, getattr(scheduler, "_handle_blocked_waiting_request", None)
     running = _running()
-    caps, held = bounds.caps, bounds.held
+    # vLLM-Ascend's copy asks there for loads as well, which have no tokens, and ends its scan at the first.
+    caps, held = None if own_schedule(scheduler) else bounds.caps, bounds.held
 
     def cut(request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> int:
-        if caps is not None and (request.status is not running or request.is_prefill_chunk):
+        if request.status is not running or request.is_prefill_chunk:
+            assert caps is not None
             num_new_tokens = min(num_new_tokens, caps.get(request.request_id, 0))
         if aligned and num_new_tokens:
             return int(split(request, num_new_tokens, *args, **kwargs))
@@ -66,8 +68,9 @@ def bounded(scheduler: Any, bounds: Bounds | None, passing: Callable[[Any], None
         return blocked(request)
 
     scheduler.max_num_scheduled_tokens = min(max(bounds.budget, 1), limit)
-    scheduler.need_mamba_block_aligned_split = True
-    scheduler._mamba_block_aligned_split = cut
+    if caps is not None:
+        scheduler.need_mamba_block_aligned_split = True
+        scheduler._mamba_block_aligned_split = cut
     if held and blocked is not None:
         scheduler._handle_blocked_waiting_request = handle
     due = [request.next_decode_eligible_step for request in bounds.aside]
@@ -78,18 +81,12 @@ def bounded(scheduler: Any, bounds: Bounds | None, passing: Callable[[Any], None
     finally:
         scheduler.max_num_scheduled_tokens = limit
         scheduler.need_mamba_block_aligned_split = aligned
-        del scheduler._mamba_block_aligned_split
+        vars(scheduler).pop("_mamba_block_aligned_split", None)
         vars(scheduler).pop("_handle_blocked_waiting_request", None)
         for request, step in zip(bounds.aside, due, strict=True):
             request.next_decode_eligible_step = step
         if held and hasattr(scheduler, "deferred_waiting"):  # they wait for their turn, not for something else
             scheduler.deferred_waiting -= {scheduler.requests[key] for key in held if key in scheduler.requests}
-
-
-def check_bounds(scheduler: Any) -> None:
-    """Raises `ConfigError` where this vLLM has no such place."""
-    for name in ("_mamba_block_aligned_split", "need_mamba_block_aligned_split", "max_num_scheduled_tokens"):
-        need(scheduler, name)
 
 
 def alignment(scheduler: Any) -> int:

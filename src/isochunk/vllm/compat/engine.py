@@ -7,21 +7,27 @@ from typing import Any
 
 from isochunk.vllm.compat.patching import need, patch_once
 
-__all__ = ["add_engine_methods", "after_engine_config", "before_busy_loop"]
+__all__ = ["add_engine_methods", "around_engine_config", "before_busy_loop"]
 
 
-def after_engine_config(check: Callable[[Any], None]) -> None:
-    """Call ``check(vllm_config)`` on every engine configuration that vLLM makes.
+def around_engine_config(before: Callable[[Any, Any], Any], after: Callable[[Any, Any], None]) -> None:
+    """Around every engine configuration that vLLM makes, with the scheduler class that the user named.
 
-    Why: vLLM has no hook that lets a plugin see `additional_config` and choose the scheduler class from it.
+    What ``before(additional_config, named)`` returns takes the place of `additional_config`;
+    ``after(vllm_config, named)`` sees the result.
+
+    Why: vLLM has no hook that lets a plugin see `additional_config` and choose the scheduler class from it, and
+    platforms choose theirs while the configuration is made.
     Goes when: vLLM offers such a hook, or accepts the scheduler class from `additional_config`.
     """
     from vllm.engine.arg_utils import EngineArgs
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+            named = self.scheduler_cls
+            self.additional_config = before(self.additional_config, named)
             config = original(self, *args, **kwargs)
-            check(config)
+            after(config, named)
             return config
 
         return create_engine_config

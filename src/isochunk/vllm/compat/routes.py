@@ -2,9 +2,42 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["token_is_valid"]
+from isochunk.vllm.compat.patching import patch_once
+
+__all__ = ["add_routes", "token_is_valid"]
+
+_SERVER = "vllm.entrypoints.openai.api_server"
+
+
+def add_routes() -> None:
+    """Give the API server isochunk's routes where vLLM has no endpoint plugins, without being asked to.
+
+    Why: the group `vllm.endpoint_plugins` came with 0.26; there vLLM adds them when ``VLLM_PLUGINS`` names isochunk.
+    Goes when: 0.25 does.
+    """
+    from vllm import plugins
+
+    if hasattr(plugins, "load_endpoint_plugins"):
+        return
+    from isochunk.vllm.endpoint import IsochunkEndpoint
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def build_app(*args: Any, **kwargs: Any) -> Any:
+            app = original(*args, **kwargs)
+            IsochunkEndpoint().attach_router(app)
+            return app
+
+        return build_app
+
+    main = sys.modules.get("__main__")
+    run_by_name = getattr(getattr(main, "__spec__", None), "name", None) == _SERVER
+    for module in (sys.modules.get(_SERVER), main if run_by_name else None):
+        if module is not None:  # not the API server's process
+            patch_once(module, "build_app", wrap)
 
 
 def token_is_valid(headers: Any, keys: list[str]) -> bool:
