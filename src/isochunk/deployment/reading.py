@@ -264,9 +264,12 @@ class _Reader:
         return kept
 
     def _positional(self, word: Word, later: bool) -> list[Word]:
+        if word in ("...", "…"):  # as guides leave out what does not matter
+            self.whole = False
+            return []
         if not is_unknown(word):
             return [word]
-        if later or word.startswith(UNKNOWN + "@"):
+        if later or self.serve.module or word.startswith(UNKNOWN + "@"):
             self.whole = False
             return []
         self.unknown.update(("model", "model_tag"))
@@ -423,7 +426,7 @@ class _Reader:
                 option=name,
                 word=word,
             )
-            while hit < len(kept) and kept[hit] in extra and not kept[hit].startswith("-"):
+            while hit < len(kept) and not kept[hit].startswith("-") and (kept[hit] in extra or self.serve.module):
                 kept.pop(hit)  # its value
         return kept
 

@@ -10,6 +10,7 @@ from isochunk.core.errors import ConfigError
 from isochunk.deployment.command import UNKNOWN, Command, Place, Word
 from isochunk.deployment.expansion import Value, expand_text, expand_token
 from isochunk.deployment.finding import Finding
+from isochunk.deployment.option_table import table
 from isochunk.deployment.shell import Token, tokens
 
 __all__ = ["read_script"]
@@ -20,9 +21,8 @@ _REDIRECTIONS = frozenset((">", ">>", "<", ">&", "<&", "&>", "<<<"))
 _WORDS_OF_THE_SHELL = frozenset(
     ("if", "then", "else", "elif", "fi", "while", "until", "do", "done", "{", "}", "!", "time")
 )
-_MATTERS = re.compile(
-    r"(VLLM|NIXL|UCX|MOONCAKE|MC|LMCACHE|HCCL|ISOCHUNK)_\w+|(CUDA|ASCEND_RT|HIP|ROCR)_VISIBLE_DEVICES"
-)
+# Beside vLLM's own, which the table lists.
+_MATTERS = re.compile(r"(UCX|NIXL|MC|LMCACHE|HCCL|VLLM_ASCEND)_[A-Z_]+|(CUDA|ASCEND_RT|HIP|ROCR)_VISIBLE_DEVICES")
 _DEEPEST, _MOST = 12, 400
 
 
@@ -193,7 +193,7 @@ class _Run:
             return
         shown = {name: value for name, value in self.variables.items() if name in self.exported}
         env = {name: value for name, value in {**shown, **local}.items() if isinstance(value, str)}
-        hidden = [self._hidden(name) for name in self.variables if name not in env and _MATTERS.fullmatch(name)]
+        hidden = [self._hidden(name) for name in self.variables if name not in env and _matters(name)]
         place = Place(self.file, words[0].line)
         self.commands.append(Command(words=tuple(words), env=env, place=place, findings=tuple(hidden)))
 
@@ -231,6 +231,10 @@ class _Run:
         for name in arguments:
             self.variables.pop(name, None)
         self.variables.update(before)
+
+
+def _matters(name: str) -> bool:
+    return name in table()["environment"] or _MATTERS.fullmatch(name) is not None
 
 
 def _after(stream: Sequence[Token], at: int, opens: str, closes: str) -> int:

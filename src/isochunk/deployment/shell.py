@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from isochunk.core.errors import ConfigError
+from isochunk.deployment.command import UNKNOWN
 
 __all__ = ["Piece", "Token", "tokens"]
 
@@ -31,6 +32,7 @@ _OPERATORS = (
     ">",
 )
 _BLANK = " \t\r"
+_PLACEHOLDER = re.compile(r"<[A-Za-z](?:[\w ./:-]{0,60}[\w])?>")  # as guides write what the reader must fill in
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,9 @@ class _Scanner:
         elif char == "#" and not self.bare and not self.pieces:
             end = self.text.find("\n", self.at)
             self.at = len(self.text) if end < 0 else end
+        elif placeholder := _PLACEHOLDER.match(self.text, self.at):
+            self.at = placeholder.end()
+            self._mark(UNKNOWN + "placeholder")
         elif op := self._operator():
             glued = bool(self.bare or self.pieces)
             self._end_word()
@@ -116,6 +121,11 @@ class _Scanner:
         self.bare += text
         self.line += text.count("\n")
         self.at += len(text)
+
+    def _mark(self, text: str) -> None:
+        if not self.bare and not self.pieces:
+            self.start = self.line
+        self.bare += text
 
     def _escape(self) -> None:
         following = self.text[self.at + 1 : self.at + 2]

@@ -13,7 +13,7 @@ __all__ = ["Proxy", "Serve", "unwrap"]
 
 _MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main", "vllm", "isochunk", "isochunk.proxy")
 _PROXY_SCRIPT = re.compile(r"([\w./-]*(?:proxy|router)[\w.-]*\.py|vllm-router|routing-proxy|.*/vllm-router)")
-_SHELLS = frozenset(("bash", "sh", "zsh", "ash", "dash"))
+_RUNNERS = frozenset(("ssh", "tmux", "screen", "eval", "pdsh", "clush", "su", "runuser", "parallel", "xargs", "watch"))
 _CONTAINERS = frozenset(("docker", "podman", "nerdctl"))
 _IMAGE = re.compile(r"vllm", re.IGNORECASE)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -90,7 +90,7 @@ def unwrap(command: Command, depth: int = 0) -> Iterator[Serve | Proxy]:
             rest = tuple(words[start:])
             yield Serve(inner, program, rest, module) if kind == "serve" else Proxy(inner, program, rest)
             return
-        if " " in word and _MENTIONS.search(word):
+        if " " in word and _MENTIONS.search(word) and _runs_text(words, index):
             yield from _script(command, words[:index], word, depth)
             return
 
@@ -120,6 +120,11 @@ def _proxy(words: Sequence[Word], at: int) -> tuple[str, str, int, bool] | None:
     if words[at - 1 : at] == ["-m"] and re.search(r"proxy|vllm_router|sglang_router", words[at]):
         return "proxy", words[at], at + 1, False
     return None
+
+
+def _runs_text(words: Sequence[Word], at: int) -> bool:
+    """Whether a text among the words is a script that is run."""
+    return bool(_RUNNERS & {_base(word) for word in words[:at]}) or bool(re.fullmatch(r"-\w*c", words[at - 1]))
 
 
 def _with_env(command: Command, before: Sequence[Word]) -> Command:

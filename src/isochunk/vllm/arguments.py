@@ -95,6 +95,8 @@ def option_table() -> dict[str, Any]:
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
     from vllm.version import __version__
 
+    from vllm import envs
+
     class Schema(GenerateJsonSchema):
         def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> dict[str, Any]:
             return {}  # read by a function of vLLM's: anything
@@ -111,6 +113,7 @@ def option_table() -> dict[str, Any]:
         "options": options,
         "configs": {name: _lean(schema) for name, schema in configs.items()},
         "connectors": sorted(KVConnectorFactory._registry),
+        "environment": sorted(name for name in envs.environment_variables if name.startswith("VLLM_")),
     }
 
 
@@ -282,6 +285,7 @@ def _write_table(out: TextIO) -> None:
         f"{json.dumps(k)}: {json.dumps(v, sort_keys=True)}" for k, v in sorted(made["configs"].items())
     )
     out.write(f'{{"vllm": {json.dumps(made["vllm"])},\n"connectors": {json.dumps(made["connectors"])},\n')
+    out.write(f'"environment": {json.dumps(made["environment"])},\n')
     out.write(f'"options": [\n{rows}\n],\n"configs": {{\n{configs}\n}}}}\n')
 
 

@@ -124,9 +124,15 @@ def _role(node: Node) -> Faults:
             )
 
 
-@of_nodes("connector-hands-over")
-def _hands_over(node: Node) -> Faults:
+@of_deployment("connector-hands-over")
+def _hands_over(deployment: Deployment) -> Faults:
     """P and D have a connector that brings KV to another node; inside a MultiConnector too."""
+    if len(deployment.nodes) > 1 or deployment.fronts:
+        for node in deployment.nodes:
+            yield from _keeps(node)
+
+
+def _keeps(node: Node) -> Faults:
     if not node.role or not node.kv.get("kv_connector") or _hidden(node):
         return
     if node.kv["kv_connector"] == "MultiConnector" and not node.connectors:
