@@ -133,7 +133,7 @@ def _read(target: list[str]) -> list[Started]:
 
 
 def _on_machine(started: Started, name: str) -> Started:
-    return replace(started, command=replace(started.command, host=started.command.host or name))
+    return replace(started, command=replace(started.command, host=started.command.host or f"file {name}"))
 
 
 def _text(path: Path) -> str:

@@ -52,6 +52,9 @@ def _document(document: Any, file: str) -> Iterator[Started]:
     if "services" in document:
         for name, service in _mapping(document["services"], file, "services").items():
             yield from _service(name, service, file)
+    elif isinstance(document.get("items"), list):
+        for item in document["items"]:
+            yield from _document(item, file)
     elif "kind" in document or any(True for _ in _containers(document, None, 0)):
         yield from _objects(document, file)
     elif set(document) <= _OWN and document:

@@ -84,8 +84,17 @@ def _address(text: str) -> Address | None:
 
 
 def with_roles(nodes: Sequence[Node], fronts: Sequence[Front]) -> list[Node]:
-    """The nodes with the roles that a proxy's addresses give to those that say none themselves."""
-    return [node if node.role else replace(node, role=_role(node, fronts)) for node in nodes]
+    """The nodes with the roles that a proxy's addresses give to those that say none themselves.
+
+    Where only one role is left over, those that no address reaches have it: the address is then wrong, not the node.
+    """
+    found = [node if node.role else replace(node, role=_role(node, fronts)) for node in nodes]
+    told = {role for front in fronts for role in ("prefill", "decode") if getattr(front, role)}
+    missing = told - {node.role for node in found}
+    if len(missing) != 1:
+        return found
+    role = missing.pop()
+    return [node if node.role else replace(node, role=role) for node in found]
 
 
 def _role(node: Node, fronts: Sequence[Front]) -> str | None:
@@ -120,13 +129,14 @@ def same_host(host: str, node: Node) -> bool:
     if is_unknown(host):
         return True
     own = [node.host, node.get("host"), node.env.get("VLLM_HOST_IP"), node.env.get("VLLM_NIXL_SIDE_CHANNEL_HOST")]
-    names = {name for name in own if isinstance(name, str) and name not in ("0.0.0.0", "::")}
+    names = {name for name in own if isinstance(name, str) and name not in ("0.0.0.0", "::", "")}
     if host in names or not names or any(is_unknown(name) for name in names):
         return True
     if host in LOOPBACK:
         return node.host is None or bool(node.published) or node.host in LOOPBACK
-    both_are_addresses = _is_ip(host) and any(_is_ip(name) for name in names)
-    return not both_are_addresses and node.host is None and not (names - LOOPBACK and _is_ip(host))
+    # A name can be any address, and ours for containers, pods and files (with a blank) can be any name.
+    comparable = {name for name in names - LOOPBACK if _is_ip(name) == _is_ip(host) and " " not in name}
+    return not comparable and bool(names - LOOPBACK)
 
 
 def _is_ip(text: str) -> bool:

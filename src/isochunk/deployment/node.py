@@ -156,8 +156,10 @@ class Deployment:
     vllm: str = ""
 
     def role(self, role: str) -> tuple[Node, ...]:
-        """The nodes of one role that have an API."""
-        return tuple(node for node in self.nodes if node.role == role and not node.headless)
+        """The nodes of one role that have an API: not further commands of one over several machines."""
+        return tuple(
+            node for node in self.nodes if node.role == role and not node.headless and not node.get("node_rank")
+        )
 
     def pairs(self) -> Iterator[tuple[Node, Node]]:
         """Every P node with every D node."""

@@ -191,6 +191,13 @@ def _from_schema(schema: Mapping[str, Any], defs: Mapping[str, Any], name: str, 
         extra: Any = "forbid" if schema.get("additionalProperties") is False else "allow"
         return create_model(name, __config__=ConfigDict(extra=extra, protected_namespaces=()), **fields)
     if kind == "array":
-        return list[Any]
-    simple = {"integer": int, "number": float, "string": str, "boolean": bool, "object": dict[str, Any]}
+        return list[_from_schema(schema.get("items", {}), defs, name, depth + 1)]  # type: ignore[misc]
+    simple = {
+        "null": type(None),
+        "integer": int,
+        "number": float,
+        "string": str,
+        "boolean": bool,
+        "object": dict[str, Any],
+    }
     return simple.get(str(kind), Any)

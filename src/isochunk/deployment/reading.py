@@ -113,7 +113,10 @@ class _Reader:
         words = self._without_blanks(words)
         lines = {option.dest: self._place(words[option.begin]) for option in options_of(words)}
         words = self._without_unknown(words)
+        model_option, words = _model_option(words)
         given, words = self._parse(words)
+        if model_option and self.serve.module:
+            given["model"] = given.pop("model_tag", model_option)
         given = {key: _known(value) for key, value in given.items()}
         model = self._model(given)
         planning = self._planning(given)
@@ -429,6 +432,17 @@ class _Reader:
             while hit < len(kept) and not kept[hit].startswith("-") and (kept[hit] in extra or self.serve.module):
                 kept.pop(hit)  # its value
         return kept
+
+
+def _model_option(words: list[Word]) -> tuple[str, list[Word]]:
+    """The value of ``--model``, and the words with it in front, where ``vllm serve`` puts it."""
+    for index, word in enumerate(words):
+        if word.startswith("--model="):
+            model = Word(word.partition("=")[2], word.line)
+            return model, [model, *words[:index], *words[index + 1 :]]
+        if word == "--model" and index + 1 < len(words) and not words[index + 1].startswith("-"):
+            return words[index + 1], [words[index + 1], *words[:index], *words[index + 2 :]]
+    return "", words
 
 
 def _stand_ins(text: str) -> str:

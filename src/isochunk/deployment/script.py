@@ -63,7 +63,8 @@ class _Run:
         if word == "case":
             return _after(stream, at, "case", "esac")
         name = at + 1 if word == "function" else at
-        if name + 2 < len(stream) and stream[name + 1].op == "(" and stream[name + 2].op == ")":
+        named = name + 2 < len(stream) and re.fullmatch(r"[\w:.-]+", stream[name].bare)
+        if named and stream[name + 1].op == "(" and stream[name + 2].op == ")":
             return self._function(stream, name, name + 3)
         if word == "function":
             return self._function(stream, name, name + 1)

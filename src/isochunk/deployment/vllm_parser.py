@@ -48,6 +48,9 @@ class VllmParser:
             self._process.kill()
             self._process.wait()
         self._listener.join(10)
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
 
     def parse(self, words: Sequence[str], env: Mapping[str, str]) -> Parsed:
         """What the words give, by vLLM's names.

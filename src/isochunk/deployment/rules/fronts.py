@@ -18,7 +18,7 @@ _SPEAKS: tuple[tuple[str, frozenset[str], str], ...] = (
     (r"isochunk|proxy", NIXL | (ASCEND - _LAYERWISE) | {"MooncakeConnector"}, "isochunk proxy"),
     (r".*load_balance_proxy_layerwise\w*\.py", _LAYERWISE, "vLLM-Ascend's layerwise proxy"),
     (r".*load_balance_proxy_server\w*\.py", NIXL | (ASCEND - _LAYERWISE), "vLLM-Ascend's proxy"),
-    (r".*toy_proxy_server\.py", _ANSWERED, "NIXL's toy proxy"),
+    (r"toy_proxy_server\.py", _ANSWERED, "NIXL's toy proxy"),
     (r".*mooncake_(connector_)?proxy\.py", frozenset(("MooncakeConnector",)), "Mooncake's proxy"),
     (r".*disagg_proxy_p2p_nccl_xpyd\.py", frozenset(("P2pNcclConnector",)), "P2pNccl's proxy"),
     (r".*moriio_toy_proxy\w*\.py", frozenset(("MoRIIOConnector",)), "MoRIIO's proxy"),

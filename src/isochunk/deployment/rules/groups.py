@@ -25,7 +25,7 @@ def _stage_groups(deployment: Deployment) -> Iterator[list[Node]]:
 
 @of_deployment("machines-complete")
 def _complete(deployment: Deployment) -> Faults:
-    """With `--nnodes N` each `--node-rank` from 0 to N - 1 has one command, and all but rank 0 are headless."""
+    """With `--nnodes N` each rank from 0 to N - 1 has one command, and all but 0 are headless."""
     for group in _stage_groups(deployment):
         many = group[0].number("nnodes") or 1
         ranks = [node.number("node_rank") for node in group]
@@ -64,7 +64,7 @@ def _complete(deployment: Deployment) -> Faults:
 
 @of_deployment("machines-agree")
 def _agree(deployment: Deployment) -> Faults:
-    """The commands of one server over several machines have the same sizes, and a master that all reach."""
+    """Commands of one server over several machines have the same sizes, and a master that all reach."""
     for group in _stage_groups(deployment):
         for node in group[1:]:
             for name in _SIZES:

@@ -69,7 +69,7 @@ def _kv_ports(node: Node, connector: Connector) -> range | None:
 
 @of_deployment("ports-apart")
 def _apart(deployment: Deployment) -> Faults:
-    """Nodes on one machine share no port: API, NIXL's side channel (base + rank), bootstrap, `kv_port` + ranks."""
+    """Nodes on one machine share no port: API, NIXL's (base + rank), bootstrap, `kv_port` + ranks."""
     claims = [claim for node in deployment.nodes for claim in _claims(node)]
     told: set[tuple[str, str]] = set()
     for index, claim in enumerate(claims):
@@ -137,8 +137,7 @@ def _published(deployment: Deployment) -> Faults:
 
 @of_nodes("kv-port-not-reserved")
 def _reserved(node: Node) -> Faults:
-    """`kv_port` of vLLM-Ascend's connectors stays out of the ports that Mooncake's transport takes at random: from
-    20000 on, 1000 for each NPU of the machine."""
+    """vLLM-Ascend's `kv_port` is not in 20000 to 27999 (8 NPUs) or 35999 (16): Mooncake takes these at random."""
     for connector in node.connectors:
         ports = _kv_ports(node, connector) if connector.name in ASCEND else None
         if ports is None or "kv_port" not in connector.config:
@@ -199,7 +198,7 @@ def _one_group(node: Node, other: Node) -> bool:
 
 @of_deployment("side-channel-host")
 def _side_channel(deployment: Deployment) -> Faults:
-    """Where P and D are on different machines, NIXL's side channel has an address that the other reaches."""
+    """Where P and D are on different machines, NIXL's side channel has an address they reach."""
     for node in deployment.nodes:
         if not node.role or mode(node) is None or (node.role == "decode" and mode(node) == "pull"):
             continue

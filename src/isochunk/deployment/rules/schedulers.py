@@ -50,7 +50,7 @@ def _balance(node: Node) -> Faults:
 
 @of_nodes("d-schedulers")
 def _decode(node: Node) -> Faults:
-    """The recompute and DyntraLB schedulers are for D; short-request-first is for P; isochunk's class is for P."""
+    """The recompute and DyntraLB schedulers are for D; short-request-first and isochunk's are for P."""
     if node.role == "decode":
         if _on(node, "short_request_first_config"):
             yield error(

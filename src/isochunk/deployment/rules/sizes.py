@@ -15,7 +15,7 @@ _SIZES = (("pipeline", "pp_size"), ("tensor", "tp_size"), ("data", "dp_size"))
 
 @of_nodes("tensor-divides-heads")
 def _heads(node: Node) -> Faults:
-    """`--tensor-parallel-size` divides the attention heads, and divides the KV heads or is a multiple of them."""
+    """The tensor size divides the attention heads, and divides the KV heads or is a multiple."""
     tensor, shape = node.size("tensor"), node.shape
     if tensor is None or shape.heads is None:
         return
@@ -85,7 +85,7 @@ def _context(node: Node) -> Faults:
 
 @of_deployment("tensor-sizes-fit")
 def _both(deployment: Deployment) -> Faults:
-    """The tensor sizes of P and D divide one another; with vLLM-Ascend's connectors P's is not below D's."""
+    """The tensor sizes of P and D divide one another; on Ascend P's is not below D's."""
     for prefill, decode in deployment.pairs():
         p, d = prefill.size("tensor"), decode.size("tensor")
         if p is None or d is None:

@@ -1,0 +1,2 @@
+tmux new-session -d -s p "CUDA_VISIBLE_DEVICES=0 VLLM_NIXL_SIDE_CHANNEL_PORT=7000 python3 -m vllm.entrypoints.openai.api_server --model facebook/opt-125m --port 8100 --max-model-len 2048 --kv-transfer-config '{\"kv_connector\":\"NixlConnector\",\"kv_role\":\"kv_producer\"}'"
+tmux new-session -d -s d "CUDA_VISIBLE_DEVICES=1 VLLM_NIXL_SIDE_CHANNEL_PORT=7001 python3 -m vllm.entrypoints.openai.api_server --model facebook/opt-125m --port 8200 --max-model-len 2048 --kv-transfer-config '{\"kv_connector\":\"NixlConnector\",\"kv_role\":\"kv_consumer\"}'"
