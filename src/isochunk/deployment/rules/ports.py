@@ -137,7 +137,7 @@ def _published(deployment: Deployment) -> Faults:
 
 @of_nodes("kv-port-not-reserved")
 def _reserved(node: Node) -> Faults:
-    """vLLM-Ascend's `kv_port` is not in 20000 to 27999 (8 NPUs) or 35999 (16): Mooncake takes these at random."""
+    """vLLM-Ascend's `kv_port` is not in 20000 to 27999 (with 16 NPUs 35999), Mooncake's own."""
     for connector in node.connectors:
         ports = _kv_ports(node, connector) if connector.name in ASCEND else None
         if ports is None or "kv_port" not in connector.config:
