@@ -47,12 +47,13 @@ def test_nodes_of_both_roles_name_the_same_connector(connector: pd_nodes.Connect
 
 def test_the_proxy_is_told_of_every_node_and_of_mooncakes_bootstrap_ports() -> None:
     nodes = [Node("http://10.0.0.1:8000", 9000), Node("http://10.0.0.2:8001", 9001)]
-    config, given = read_arguments(proxy_command("mooncake", nodes, nodes[:1], 7000))
+    decoders = [Node("http://10.0.0.3:8000", 9000)]
+    config, given = read_arguments(proxy_command("mooncake", nodes, decoders, 7000))
     assert given.port == 7000
     assert [(spec.name, spec.bootstrap) for spec in config.nodes[Role.PREFILL]] == [
         ("10.0.0.1:8000", "http://10.0.0.1:9000"),
         ("10.0.0.2:8001", "http://10.0.0.2:9001"),
     ]
-    assert [spec.name for spec in config.nodes[Role.DECODE]] == ["10.0.0.1:8000"]
-    config, _ = read_arguments(proxy_command("nixl", nodes, nodes, 7000))
+    assert [spec.name for spec in config.nodes[Role.DECODE]] == ["10.0.0.3:8000"]
+    config, _ = read_arguments(proxy_command("nixl", nodes, decoders, 7000))
     assert {spec.bootstrap for spec in config.nodes[Role.PREFILL]} == {None}

@@ -50,6 +50,8 @@ class Command:
         role: ``prefill`` or ``decode`` where the file says it.
         host: where it runs, when the file says it.
         published: pairs of a host's port and the container's port that it leads to.
+        foreground: whether a script waits for its end, so that what comes later does not run beside it.
+        clustered: whether its script joins a cluster of machines, so that its own devices say nothing.
         devices: how many accelerators it is given, when something says it.
         findings: what was wrong already in the way it is written.
         device_gib: memory of one device.
@@ -63,6 +65,8 @@ class Command:
     role: str | None = None
     host: str | None = None
     published: tuple[tuple[int, int], ...] = ()
+    foreground: bool = False
+    clustered: bool = False
     devices: int | None = None
     findings: tuple[Finding, ...] = ()
     device_gib: float | None = None

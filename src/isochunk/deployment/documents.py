@@ -136,6 +136,7 @@ def _started(base: Command, command: Any, file: str) -> Iterator[Started]:
             base,
             words=inner.words,
             env=inner.env,
+            clustered=inner.clustered,
             place=inner.place,
             findings=(*base.findings, *findings, *inner.findings),
         )
@@ -307,7 +308,7 @@ def _kubernetes_variables(text: str, env: Mapping[str, str]) -> str:
 
 
 def _objects(document: Mapping[str, Any], file: str) -> Iterator[Started]:
-    for container, place in _containers(document, None, 0):
+    for container, place, pod in _containers(document, None, 0):
         name = str(container.get("name") or "container")
         owner = _name_of(document) or name
         role = place or _labelled(document) or _role_in(owner) or _role_in(name)
@@ -317,21 +318,21 @@ def _objects(document: Mapping[str, Any], file: str) -> Iterator[Started]:
             place=Place(file, getattr(container.get("name"), "line", 0)),
             name=owner if place is None else f"{owner} {place}",
             role=role,
-            host=f"pod {owner} {place or ''}".strip(),
+            host=f"pod {owner} {place or ''} {pod}",
             devices=_limits(container),
         )
         yield from _modelled(base, container, document, file)
 
 
-def _containers(node: Any, role: str | None, depth: int) -> Iterator[tuple[Mapping[str, Any], str | None]]:
-    """Every container below a node, with the role that a key above it says."""
+def _containers(node: Any, role: str | None, depth: int) -> Iterator[tuple[Mapping[str, Any], str | None, int]]:
+    """Every container below a node, with the role that a key above it says, and a number of its pod."""
     if depth > 20:
         return
     if isinstance(node, Mapping):
         for key, value in node.items():
             below = _ROLES.get(str(key).lower(), role) if len(str(key)) > 1 else role
             if key == "containers" and isinstance(value, list):
-                yield from ((each, role) for each in value if isinstance(each, Mapping))
+                yield from ((each, role, id(value)) for each in value if isinstance(each, Mapping))
             else:
                 yield from _containers(value, below, depth + 1)
     elif isinstance(node, list):

@@ -52,7 +52,7 @@ def needed_devices(node: Node) -> int | None:
     """Devices that a command's sizes need on its machine; None when that is not written down, or Ray decides."""
     sizes = [node.size("tensor"), node.size("pipeline"), node.number("prefill_context_parallel_size") or 1]
     ranks, hosts = local_ranks(node), node.number("nnodes") or 1
-    if None in sizes or ranks is None or node.get("distributed_executor_backend") == "ray":
+    if None in sizes or ranks is None or node.clustered or node.get("distributed_executor_backend") == "ray":
         return None
     if node.get("data_parallel_backend") == "ray":
         return None

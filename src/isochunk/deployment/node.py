@@ -35,6 +35,7 @@ class Node:
     Attributes:
         name: what messages call it.
         role: ``prefill``, ``decode``, or None when nothing says it.
+        foreground: whether its script waits for its end before it goes on.
         program: ``vllm`` or ``isochunk``; ``module``: started with Python's ``-m`` of the API server.
         model: what it serves; None when the command does not say it.
         given: the options that were given, by vLLM's names, as vLLM reads them.
@@ -45,7 +46,7 @@ class Node:
         env: its environment.
         host: where it runs; nodes on one host must not share ports. None: not said, so the same for all.
         published: pairs of a host's port and the container's port that it leads to.
-        devices: accelerators that it is given, when something says it.
+        devices: accelerators that it is given, when something says it; ``clustered``: it takes other machines' too.
         shape: what is known of its model.
         reading: what was found while it was read.
         words: its arguments, as they go to vLLM's parser.
@@ -69,6 +70,8 @@ class Node:
     host: str | None = None
     published: tuple[tuple[int, int], ...] = ()
     devices: int | None = None
+    clustered: bool = False
+    foreground: bool = False
     device_gib: float | None = None
     shape: ModelShape = field(default_factory=ModelShape)
     reading: tuple[Finding, ...] = ()

@@ -28,6 +28,7 @@ __all__ = ["Parser", "ReadSection", "Section", "read_deployment"]
 # Numbers that stand in JSON for what only the shell knows; nobody writes them.
 _STAND_IN = 73_190_001
 _MOST_FAULTS = 12
+_PLACEHOLDER = re.compile(r"<[A-Za-z][\w .-]*>|\.\.\.|\{\{.*\}\}")
 # Gone in 0.32 and without effect before; vLLM-Ascend is built on versions that have them.
 _GONE_KEYS = frozenset(("kv_rank", "kv_parallel_size", "kv_buffer_size", "kv_ip"))
 
@@ -136,6 +137,8 @@ class _Reader:
             host=command.host,
             published=command.published,
             devices=command.devices,
+            clustered=command.clustered,
+            foreground=command.foreground,
             device_gib=command.device_gib,
             place=command.place,
             shape=shape,
@@ -339,7 +342,7 @@ class _Reader:
 
     def _bad_value(self, words: list[Word], option: GivenOption, spelling: str, message: str) -> None:
         part = words[option.begin : option.end]
-        if any(str(_STAND_IN)[:5] in word for word in part):
+        if any(str(_STAND_IN) in word or _PLACEHOLDER.search(word) for word in part):
             self.unknown.add(option.dest.partition(".")[0])
             return
         text = " ".join(message.split("For further information", maxsplit=1)[0].split())
@@ -429,9 +432,17 @@ class _Reader:
                 option=name,
                 word=word,
             )
-            while hit < len(kept) and not kept[hit].startswith("-") and (kept[hit] in extra or self.serve.module):
+            # What stands behind it is its value, unless it may be the model.
+            others = self.serve.module or len(_positionals(kept)) > 1
+            while hit < len(kept) and not kept[hit].startswith("-") and (kept[hit] in extra or others):
                 kept.pop(hit)  # its value
+                others = False
         return kept
+
+
+def _positionals(words: Sequence[str]) -> list[str]:
+    covered = {index for option in options_of(words) for index in range(option.begin, option.end)}
+    return [word for index, word in enumerate(words) if index not in covered]
 
 
 def _model_option(words: list[Word]) -> tuple[str, list[Word]]:

@@ -23,6 +23,7 @@ _WORDS_OF_THE_SHELL = frozenset(
 )
 # Beside vLLM's own, which the table lists.
 _MATTERS = re.compile(r"(UCX|NIXL|MC|LMCACHE|HCCL|VLLM_ASCEND)_[A-Z_]+|(CUDA|ASCEND_RT|HIP|ROCR)_VISIBLE_DEVICES")
+_CLUSTER = re.compile(r"\bray\s+(start|status|init)\b|\bray_(address|cluster_size|init)|multi-node-serving")
 _DEEPEST, _MOST = 12, 400
 
 
@@ -34,7 +35,8 @@ def read_script(text: str, file: str, *, first_line: int = 1, env: Mapping[str, 
     """
     run = _Run(file, dict(env or {}))
     run.block(tokens(text, first_line), 0)
-    return run.commands
+    clustered = _CLUSTER.search(text) is not None
+    return [replace(command, clustered=True) for command in run.commands] if clustered else run.commands
 
 
 class _Run:
@@ -73,7 +75,10 @@ class _Run:
         end = at
         while end < len(stream) and stream[end].op not in _ENDS:
             end += self._array(stream, end) or 1
+        before = len(self.commands)
         self._simple(stream[at:end], depth)
+        if end < len(stream) and stream[end].op in ("\n", ";"):
+            self.commands[before:] = [replace(command, foreground=True) for command in self.commands[before:]]
         return end
 
     def _array(self, stream: Sequence[Token], at: int) -> int:

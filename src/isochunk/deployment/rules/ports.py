@@ -76,6 +76,8 @@ def _apart(deployment: Deployment) -> Faults:
         for other in claims[:index]:
             first, end = max(claim.ports.start, other.ports.start), min(claim.ports.stop, other.ports.stop)
             same = claim.node is other.node
+            if not same and other.node.foreground and not deployment.fronts and not (claim.node.role or claim.node.kv):
+                continue  # a guide's alternatives, one after the other
             if first >= end or machine(claim.node) != machine(other.node) or (claim.node.name, claim.option) in told:
                 continue
             if same and claim.option == other.option:
@@ -206,7 +208,10 @@ def _side_channel(deployment: Deployment) -> Faults:
             (peer for peer in deployment.nodes if peer.role and peer.role != node.role and _elsewhere(node, peer)), None
         )
         host = node.env.get(NIXL_HOST, "localhost")
-        if away is None or is_unknown(host) or (host not in LOOPBACK and host not in ("::", "")):
+        everywhere = host in ("0.0.0.0", "::")  # some gateways put the pod's address in its place
+        if away is None or is_unknown(host) or not (host in LOOPBACK or everywhere or not host):
+            continue
+        if everywhere and not deployment.fronts:
             continue
         yield error(
             node,
