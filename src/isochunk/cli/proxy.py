@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,12 +13,16 @@ import typer
 
 from isochunk.core.errors import ConfigError
 from isochunk.proxy.config import INSTALL_HINT, Nodes, NodeSpec, ProxyConfig, Role, Timeouts, load_nodes
+from isochunk.proxy.detour import read_skip
 from isochunk.proxy.limits import Limits
 
 __all__ = ["proxy_command", "read_arguments"]
 
 # Options of the published example proxy that have no meaning here; a start script with them must still work.
-_OBSOLETE = ("--retry-delay", "--max-waiting-retries", "--waiting-retry-interval", "--workers")
+_OBSOLETE = {
+    "--workers": "one process serves, so that all requests share one view of the nodes. For more than a core can do "
+    "run several proxies behind a balancer; they share no queues, no ejections and no prefix index",
+}
 
 
 PASS_ALL = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -30,7 +35,20 @@ def proxy_command(context: typer.Context) -> None:
         from isochunk.proxy.server import serve
     except ImportError as error:
         raise ConfigError(f"{INSTALL_HINT} ({error})") from error
-    serve(config, host=given.host, port=given.port, log_level=given.log_level)
+    serve(config, host=given.host, port=given.port, log_level=given.log_level, tls=_tls(given))
+
+
+def _tls(given: argparse.Namespace) -> ssl.SSLContext | None:
+    if given.ssl_certfile is None:
+        if given.ssl_keyfile is not None:
+            raise ConfigError("--ssl-keyfile goes with --ssl-certfile")
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(given.ssl_certfile, given.ssl_keyfile)
+    except OSError as error:
+        raise ConfigError(f"--ssl-certfile {given.ssl_certfile}: {error}") from error
+    return context
 
 
 def read_arguments(arguments: list[str]) -> tuple[ProxyConfig, argparse.Namespace]:
@@ -42,9 +60,11 @@ def read_arguments(arguments: list[str]) -> tuple[ProxyConfig, argparse.Namespac
         ConfigError: hosts and ports don't pair up, or a value is out of its range.
     """
     given = _parser().parse_args(arguments)
-    for option in _OBSOLETE:
-        if getattr(given, option[2:].replace("-", "_")) is not None:
-            logging.getLogger("isochunk.proxy").warning("%s is accepted and has no effect", option)
+    for option, why in _OBSOLETE.items():
+        if getattr(given, option[2:].replace("-", "_")) not in (None, "1"):
+            logging.getLogger("isochunk.proxy").warning("%s is accepted and has no effect: %s", option, why)
+    waits = (given.max_waiting_retries, given.waiting_retry_interval)
+    give_up_s = None if waits == (None, None) else (waits[0] or 3) * (waits[1] or 10.0)
     nodes = load_nodes(given.nodes) if given.nodes else _nodes(given)
     for role, kind in ((Role.PREFILL, "prefiller"), (Role.DECODE, "decoder")):
         if not nodes.get(role) and not given.nodes and not (given.admin_key or given.api_key):
@@ -62,6 +82,10 @@ def read_arguments(arguments: list[str]) -> tuple[ProxyConfig, argparse.Namespac
         nodes=nodes,
         nodes_file=given.nodes,
         attempts=given.max_retries,
+        retry_delay_s=given.retry_delay,
+        skip_prefill=read_skip(given.skip_prefill),
+        give_up_s=give_up_s,
+        node_ca=given.node_ca_file,
         deadline_s=given.deadline,
         api_key=given.api_key,
         admin_key=given.admin_key or given.api_key,
@@ -142,6 +166,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--nodes", type=Path, metavar="FILE", help="nodes in YAML, in place of the lists; read again on SIGHUP")
     add("--deadline", type=float, metavar="S", help="answer 429 when the predicted TTFT is longer")
     add("--max-retries", type=int, default=3, metavar="N", help="attempts for a request (default: %(default)s)")
+    add("--retry-delay", type=float, default=0.001, metavar="S",
+        help="before a request is computed again (%(default)s)")  # fmt: skip
+    add("--skip-prefill", default="off", metavar="N",
+        help="leave P out for prompts of which a D node must compute at most N tokens; auto: as many as P's model "
+        "and the hand-over say (%(default)s)")  # fmt: skip
+    add("--max-waiting-retries", type=int, metavar="N",
+        help="remove a node from /instances/add that is not up after N intervals (default: keep it)")  # fmt: skip
+    add("--waiting-retry-interval", type=float, metavar="S", help="such an interval (10)")
+    add("--ssl-certfile", type=Path, metavar="FILE", help="speak HTTPS to clients")
+    add("--ssl-keyfile", type=Path, metavar="FILE", help="the certificate's key, if it is in a file of its own")
+    add("--node-ca-file", type=Path, metavar="FILE", help="certificates of nodes that are given as https://host:port")
     add("--api-key", default=os.environ.get("ISOCHUNK_API_KEY"), metavar="KEY",
         help="required on every route; also from ISOCHUNK_API_KEY, where other users can't see it")  # fmt: skip
     add("--admin-key", default=os.environ.get("ISOCHUNK_ADMIN_KEY"), metavar="KEY",

@@ -9,14 +9,18 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
+from isochunk import __version__
 from isochunk.core.errors import ConfigError
+from isochunk.proxy.alone import ONE_NODE, Alone
 from isochunk.proxy.client import Client
 from isochunk.proxy.config import NodeSpec, ProxyConfig, Role
-from isochunk.proxy.errors import ProxyError
+from isochunk.proxy.errors import ClientGoneError, ProxyError
+from isochunk.proxy.exchange import Exchange
 from isochunk.proxy.fleet import Fleet
 from isochunk.proxy.metrics import Metrics
 from isochunk.proxy.relay import Relay
 from isochunk.proxy.specs import Nodes, check_nodes, is_here
+from isochunk.proxy.trail import Judge
 from isochunk.proxy.upstream import Upstream, end_to_end
 
 __all__ = ["Proxy", "check_itself"]
@@ -48,15 +52,20 @@ class Proxy:
         self.own = own
         self.leaving = False
         node_headers = {"authorization": f"Bearer {config.node_key}"} if config.node_key else {}
-        self.upstream = Upstream(config.timeouts)
+        self.upstream = Upstream(config.timeouts, config.node_ca)
+        self._node_headers = node_headers
         self.fleet = Fleet(self.upstream, config.timeouts, node_headers)
         self.metrics = Metrics(self.fleet)
-        self.relay = Relay(config, self.fleet, self.upstream, self.metrics)
+        exchange, judge = Exchange(self.upstream), Judge(self.fleet.pools, self.metrics, config.attempts)
+        self.relay = Relay(config, self.fleet, exchange, self.metrics, judge)
+        self._alone = Alone(config, self.fleet, exchange, judge)
         key = config.api_key
         self._routes = {
             "/v1/completions": _Route("POST", self.relay.serve, key),
             "/v1/chat/completions": _Route("POST", self.relay.serve, key),
             "/v1/models": _Route("GET", self._models, key),
+            **{path: _Route("POST", self._one_node, key) for path in ONE_NODE},
+            "/version": _Route("GET", self._version, key),
             "/health": _Route("GET", self._health, None),
             "/healthcheck": _Route("GET", self._health, None),
             "/metrics": _Route("GET", self._metrics, key),
@@ -66,6 +75,7 @@ class Proxy:
                 "/instances": _Route("GET", self._list, config.admin_key),
                 "/instances/add": _Route("POST", self._add, config.admin_key),
                 "/instances/remove": _Route("POST", self._remove, config.admin_key),
+                "/reset_prefix_cache": _Route("POST", self._reset, config.admin_key),
             }
 
     async def close(self) -> None:
@@ -101,6 +111,39 @@ class Proxy:
         }
         await _answer(client, body, 200 if well else 503)
 
+    async def _version(self, client: Client) -> None:
+        await _answer(client, {"version": __version__, "server": "isochunk proxy"})
+
+    async def _one_node(self, client: Client) -> None:
+        with self.metrics.request(client.path) as counted:
+            try:
+                await self._alone.serve(client)
+                counted.done("ok")
+            except (ClientGoneError, asyncio.CancelledError):
+                counted.done("client_gone" if client.gone else "error")
+                raise
+            except ProxyError as error:
+                counted.done("broken" if client.started else "refused" if error.status < 500 else "failed")
+                if error.status >= 500:
+                    log.warning("request %s: %s", client.id, error)
+                raise
+
+    async def _reset(self, client: Client) -> None:
+        """Have all nodes drop their prefix caches."""
+        nodes = [node for pool in self.fleet.pools.values() for node in pool]
+        query = f"?{client.query}" if client.query else ""
+        failed = 0
+        for node in nodes:
+            node.prefix.clear()
+            try:
+                url = f"{node.url}/reset_prefix_cache{query}"
+                status, _ = await self.upstream.get(url, self._node_headers, _MODELS_S, method="POST")
+                failed += status != 200
+            except (OSError, ValueError) as error:
+                log.warning("request %s: %s node %s: %s", client.id, node.role, node.name, error)
+                failed += 1
+        await _answer(client, {"nodes": len(nodes), "failed": failed}, 500 if failed else 200)
+
     async def _metrics(self, client: Client) -> None:
         await client.answer(200, [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")], self.metrics.text())
 
@@ -135,7 +178,7 @@ class Proxy:
             raise ProxyError(400, "invalid_request_error", str(error)) from error
         added = []
         for spec in specs:
-            if await self.fleet.add(role, spec):
+            if await self.fleet.add(role, spec, give_up_s=self.config.give_up_s):
                 added.append(spec.name)
         await _answer(client, {"message": f"added {len(added)} {role} nodes", "added": added, **self._names()})
 

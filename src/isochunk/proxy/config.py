@@ -59,6 +59,10 @@ class ProxyConfig:
         nodes_file: YAML file they came from, read again on SIGHUP.
         attempts: times that a request is computed before the client gets an error.
         retry_delay_s: before it is computed again.
+        skip_prefill: tokens that a D node may compute itself so that P is left out; ``auto`` for as many as P's model
+            says, None for none.
+        give_up_s: remove a node that was added while serving and did not come up in this time; None keeps it.
+        node_ca: certificates by which nodes that speak HTTPS are known; None for the system's.
         deadline_s: refuse a request with 429 when its predicted TTFT is longer.
         api_key: required on every route when set.
         admin_key: opens ``/instances/*``; those routes are off without it.
@@ -72,6 +76,9 @@ class ProxyConfig:
     nodes_file: Path | None = None
     attempts: int = 3
     retry_delay_s: float = 0.001
+    skip_prefill: int | str | None = None
+    give_up_s: float | None = None
+    node_ca: Path | None = None
     deadline_s: float | None = None
     api_key: str | None = None
     admin_key: str | None = None

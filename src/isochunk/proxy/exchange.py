@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 
@@ -14,12 +14,23 @@ from isochunk.proxy.body import Pieces
 from isochunk.proxy.errors import NodeFailedError, NodeRefusedError
 from isochunk.proxy.events import error_of
 from isochunk.proxy.nodes import Node
-from isochunk.proxy.request import ProxyRequest
 from isochunk.proxy.upstream import Upstream, end_to_end
 
 __all__ = ["Exchange", "passed", "said_error", "whole"]
 
 _MOST_SAID = 1 << 20  # bytes of an error
+
+
+class Sendable(Protocol):
+    """What of a request goes to a node beside its body."""
+
+    @property
+    def path(self) -> str:
+        """Of the route."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The client's that are passed on."""
 
 
 class Exchange:
@@ -41,7 +52,7 @@ class Exchange:
 
     @asynccontextmanager
     async def post(
-        self, node: Node, request: ProxyRequest, attempt_id: str, pieces: Pieces, more: Mapping[str, str]
+        self, node: Node, request: Sendable, attempt_id: str, pieces: Pieces, more: Mapping[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send the request to a node; past here it has accepted it.
 

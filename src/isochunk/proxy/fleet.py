@@ -45,14 +45,25 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def add(self, role: Role, spec: NodeSpec) -> Node | None:
-        """Add a node and look at it once; None when it was there. One that is down is used once it is up."""
+    async def add(self, role: Role, spec: NodeSpec, *, give_up_s: float | None = None) -> Node | None:
+        """Add a node and look at it once; None when it was there.
+
+        One that is down is used once it is up; with ``give_up_s`` it is removed if it is not by then.
+        """
         node = self.pools[role].add(spec)
         if node is None:
             return None
         await self._look(node)
         self._watchers[node] = asyncio.create_task(self._watch(node))
+        if give_up_s is not None and not node.alive:
+            asyncio.get_running_loop().call_later(give_up_s, self._give_up, node)
         return node
+
+    def _give_up(self, node: Node) -> None:
+        if not node.alive and self.pools[node.role].holds(node):
+            log.warning("%s node %s did not come up and is removed", node.role, node.name)
+            self.pools[node.role].drain(node.name)
+            node.look_now.set()
 
     def drain(self, role: Role, name: str) -> Node | None:
         """Let a node finish what it has and then go; None when there is no such node."""

@@ -66,6 +66,9 @@ class Metrics:
         self._resubmitted = Counter(
             "isochunk_proxy_resubmitted", "Requests that a D node gave up in the middle.", registry=registry
         )
+        self._skipped = Counter(
+            "isochunk_proxy_prefill_skipped", "Requests that went to a D node without P.", registry=registry
+        )
         self._missed = Counter(
             "isochunk_proxy_missed_prefix_pieces",
             "Pieces of prompts that were taken for cached and were not.",
@@ -104,6 +107,10 @@ class Metrics:
     def resubmitted(self) -> None:
         """A D node gave a request up in the middle, and it goes through P again."""
         self._resubmitted.inc()
+
+    def skipped(self) -> None:
+        """A D node computes the prompt itself, because P is not worth the way."""
+        self._skipped.inc()
 
     def missed(self, pieces: int) -> None:
         """A prefix hit was smaller than it was taken for."""

@@ -27,6 +27,7 @@ from isochunk.proxy.price import NodeModel
 __all__ = ["MockNode"]
 
 MODEL = "mock"
+_ONE_NODE = ("/tokenize", "/v1/responses", "/v1/messages", "/v1/embeddings")
 _MOST_HELD = 10_000  # a D that fetches nothing must not fill the memory
 _JSON = [(b"content-type", b"application/json")]
 _EVENTS = [(b"content-type", b"text/event-stream")]
@@ -77,6 +78,8 @@ class MockNode:
                 Route("/v1/completions", self),
                 Route("/v1/chat/completions", self),
                 Route("/v1/models", self._models),
+                *(Route(path, self._one_node, methods=["POST"]) for path in _ONE_NODE),
+                Route("/reset_prefix_cache", self._reset, methods=["POST"]),
                 Route("/health", self._health),
                 Route("/isochunk/status", self._status),
                 Route("/query", self._bootstrap),
@@ -238,6 +241,22 @@ class MockNode:
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+
+    async def _one_node(self, request: Request) -> Response:
+        """Says who answers; in a stream when that is asked for."""
+        self.counts["requests"] += 1
+        if self.knobs.status:
+            return JSONResponse({"error": {"message": "as ordered"}}, self.knobs.status)
+        body = await request.json()
+        if not mock_answers.is_true(body.get("stream")):
+            return JSONResponse({"role": self.role, "path": request.url.path, "body": body})
+        names = ("response.created", "response.output_text.delta", "response.completed")
+        events = "".join(f"event: {name}\ndata: {json.dumps({'type': name})}\n\n" for name in names)
+        return Response(events, media_type="text/event-stream")
+
+    async def _reset(self, request: Request) -> Response:
+        self.counts["resets"] += 1
+        return Response()
 
     async def _health(self, request: Request) -> Response:
         if self.knobs.hang_health:

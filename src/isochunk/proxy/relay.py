@@ -13,19 +13,18 @@ from typing import Any
 from isochunk.proxy.body import Pieces
 from isochunk.proxy.client import Client
 from isochunk.proxy.config import ProxyConfig, Role
+from isochunk.proxy.detour import Detour, OutputEstimate
 from isochunk.proxy.errors import ClientGoneError, NodeFailedError, NodeRefusedError, ProxyError, RecomputedError
 from isochunk.proxy.exchange import Exchange, whole
 from isochunk.proxy.fleet import Fleet
-from isochunk.proxy.health import Budget
 from isochunk.proxy.metrics import Metrics
 from isochunk.proxy.nodes import Node
 from isochunk.proxy.prompt import TokenEstimate
 from isochunk.proxy.protocol import decode_body, plan_handover, prefill_body
 from isochunk.proxy.reply import Reply
 from isochunk.proxy.request import ProxyRequest, read_request
-from isochunk.proxy.router import Choice, choose_decode, choose_prefill
-from isochunk.proxy.trail import Trail
-from isochunk.proxy.upstream import Upstream
+from isochunk.proxy.router import Choice, choose_decode, choose_prefill, choose_without_prefill
+from isochunk.proxy.trail import Judge, Trail
 
 __all__ = ["Relay"]
 
@@ -46,14 +45,16 @@ class _Prefilled:
 class Relay:
     """Takes requests to a P and then to a D node, and says so when it can't."""
 
-    def __init__(self, config: ProxyConfig, fleet: Fleet, upstream: Upstream, metrics: Metrics) -> None:
+    def __init__(self, config: ProxyConfig, fleet: Fleet, exchange: Exchange, metrics: Metrics, judge: Judge) -> None:
         self._config = config
         self._timeouts = config.timeouts
         self._fleet = fleet
-        self._exchange = Exchange(upstream)
+        self._exchange = exchange
         self._metrics = metrics
+        self._judge = judge
         self._estimate = TokenEstimate()
-        self._budget = Budget()
+        self._outputs = OutputEstimate()
+        self._detour = Detour(config.skip_prefill)
 
     async def serve(self, client: Client) -> None:
         """Answer one request. Whatever happens, the client gets an answer or an error, and all counters go back."""
@@ -76,45 +77,50 @@ class Relay:
 
     async def _answer(self, request: ProxyRequest, client: Client) -> None:
         """One try after the other, until a node has begun to answer or there have been enough."""
-        trail = Trail(request.id, self._config.attempts, self._budget)
+        trail = self._judge.trail(request.id)
         reply = Reply(request, client, self._timeouts.silence_s)
         while True:
+            trail.again = False
             with ExitStack() as held:
                 try:
                     if request.whole:
                         await self._prefill_whole(request, trail, reply)
+                    elif (node := self._without_prefill(request, trail)) is not None:
+                        await self._decode_alone(node, request, trail, reply)
                     else:
-                        prefilled = await self._prefill(request, trail, held)
+                        prefilled = await self._prefill(request, client, trail, held)
                         reply.cached = prefilled.cached
                         await self._decode(request, trail, reply, prefilled, held)
+                    self._outputs.learn(reply.tokens)
                     return
                 except RecomputedError:
                     if not trail.may_restart():
                         raise ProxyError(502, "upstream_error", "decode nodes gave it up again and again") from None
                     self._metrics.resubmitted()
                     request = await request.continued(*reply.said(), self._estimate)
-                except NodeFailedError as error:
-                    if reply.begun or not trail.failed_decode:
+                except (NodeRefusedError, NodeFailedError) as error:
+                    if reply.begun or not trail.again:
                         raise
                     log.info("request %s: %s; trying again", request.id, error)
             await asyncio.sleep(self._config.retry_delay_s)
 
     # P
 
-    async def _prefill(self, request: ProxyRequest, trail: Trail, held: ExitStack) -> _Prefilled:
+    async def _prefill(self, request: ProxyRequest, client: Client, trail: Trail, held: ExitStack) -> _Prefilled:
         """Have a P node compute the prompt."""
         pool = self._fleet.pools[Role.PREFILL]
         while True:
             choice = choose_prefill(pool, request.prompt, request.tokens, trail.tried)
             self._check_deadline(choice)
+            client.notes["prefill"] = choice.node.name
             try:
                 with choice.node.health.attempt():
                     prefilled = await self._prefill_at(request, choice, trail.next_id())
-                self._well(choice.node, trail)
+                self._judge.well(choice.node, trail)
                 held.enter_context(choice.node.hold())
                 return prefilled
             except (NodeRefusedError, NodeFailedError) as error:
-                if not self._goes_on(choice.node, error, trail):
+                if not self._judge.goes_on(choice.node, error, trail):
                     raise
 
     def _check_deadline(self, choice: Choice) -> None:
@@ -182,10 +188,35 @@ class Relay:
                     await self._reply(choice.node, request, trail, reply, trail.next_id(), pieces, held)
                 return
             except (NodeRefusedError, NodeFailedError) as error:
-                if reply.begun or not self._goes_on(choice.node, error, trail):
+                if reply.begun or not self._judge.goes_on(choice.node, error, trail):
                     raise
 
     # D
+
+    def _without_prefill(self, request: ProxyRequest, trail: Trail) -> Node | None:
+        """A D node that has so much of the prompt, or so little to compute, that P is not worth the way."""
+        if trail.tried or not self._detour.wanted:
+            return None
+        most = self._detour.threshold(self._fleet.pools[Role.PREFILL])
+        return choose_without_prefill(self._fleet.pools[Role.DECODE], request.prompt, request.tokens, most)
+
+    async def _decode_alone(self, node: Node, request: ProxyRequest, trail: Trail, reply: Reply) -> None:
+        """Have a D node compute the prompt and answer."""
+        self._metrics.skipped()
+        pieces = decode_body(request.body, None)
+        with ExitStack() as held, node.health.attempt() as answered, node.load.job(self._care_of(request)):
+            held.callback(answered)
+            try:
+                await self._reply(node, request, trail, reply, trail.next_id(), pieces, held)
+            except (NodeRefusedError, NodeFailedError) as error:
+                trail.failed_decode = True
+                trail.again = self._judge.goes_on(node, error, trail)
+                raise
+        node.prefix.add(request.prompt.prints)
+
+    def _care_of(self, request: ProxyRequest) -> int:
+        """Tokens that a D node will hold for the request, halfway through its answer."""
+        return request.tokens + self._outputs.tokens(request.wanted) // 2
 
     async def _decode(
         self, request: ProxyRequest, trail: Trail, reply: Reply, prefilled: _Prefilled, held: ExitStack
@@ -195,15 +226,17 @@ class Relay:
         while True:
             node = await self._place(trail)
             try:
-                with node.health.attempt() as answered, node.load.job(request.tokens):
+                with node.health.attempt() as answered, node.load.job(self._care_of(request)):
                     held.callback(answered)
                     await self._reply(node, request, trail, reply, prefilled.attempt_id, pieces, held)
+                node.prefix.add(request.prompt.prints)
                 return
             except (NodeRefusedError, NodeFailedError) as error:
-                goes_on = self._goes_on(node, error, trail) and not reply.begun
+                goes_on = self._judge.goes_on(node, error, trail) and not reply.begun
                 untouched = isinstance(error, NodeRefusedError) or error.untouched
                 if not (goes_on and untouched):
-                    trail.failed_decode = goes_on
+                    trail.failed_decode = True
+                    trail.again = goes_on
                     raise
 
     async def _place(self, trail: Trail) -> Node:
@@ -231,9 +264,15 @@ class Relay:
     ) -> None:
         """Have a node answer, and hand its answer on."""
 
+        began = time.monotonic()
+
         def well() -> None:
             until_first_byte.close()
-            self._well(node, trail)
+            self._judge.well(node, trail)
+            if node.role is Role.DECODE and request.stream:
+                self._detour.handed_over(time.monotonic() - began)
+
+        reply.client.notes[str(node.role)] = node.name
 
         seconds = self._timeouts.first_s if request.stream else self._timeouts.answer_s
         async with (
@@ -241,32 +280,6 @@ class Relay:
             self._exchange.post(node, request, attempt_id, pieces, {}) as response,
         ):
             await reply.take(node, response, patience, well)
-
-    # What nodes deserve
-
-    def _well(self, node: Node, trail: Trail) -> None:
-        node.health.well()
-        for wrong in trail.accepted():
-            if wrong.role is node.role:
-                self._blame(wrong)
-        self._fleet.pools[node.role].news.tell()
-
-    def _goes_on(self, node: Node, error: NodeRefusedError | NodeFailedError, trail: Trail) -> bool:
-        """Take note of what a node did; whether another one may be tried."""
-        pool = self._fleet.pools[node.role]
-        if isinstance(error, NodeRefusedError):
-            pool.news.tell()
-            return trail.refused(node, error, pool)
-        self._blame(node)
-        return trail.failed(node, error, pool)
-
-    def _blame(self, node: Node) -> None:
-        before = node.health.ejections
-        node.health.failed()
-        self._metrics.failed(node.name)
-        if node.health.ejections > before:
-            log.warning("%s node %s is left out for a while: it fails too often", node.role, node.name)
-        self._fleet.pools[node.role].news.tell()
 
 
 async def _tell(client: Client, error: ProxyError, outcome: str) -> str:

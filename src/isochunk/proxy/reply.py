@@ -31,13 +31,16 @@ class Reply:
         silence_s: seconds between two pieces of a stream.
 
     Attributes:
+        client: whom it is for.
+        tokens: of the answer, as far as events tell them.
         cached: prefix hit of P, when it said so: D's own count holds all that P computed.
         begun: the node at work has had something of its answer passed on.
     """
 
     def __init__(self, request: ProxyRequest, client: Client, silence_s: float) -> None:
         self._request = request
-        self._client = client
+        self.client = client
+        self.tokens = 0
         self._silence_s = silence_s
         self._clock = asyncio.get_running_loop().time
         self._transcript = Transcript()
@@ -95,14 +98,15 @@ class Reply:
         usage = answer.get("usage")
         if isinstance(usage, dict):
             changed |= self._set_usage(usage)
+            self.tokens = int(usage.get("completion_tokens") or 0)
         self.begun = True
         data = json.dumps(answer, ensure_ascii=False).encode() if changed else data
-        await self._client.answer(response.status, passed(response), data)
+        await self.client.answer(response.status, passed(response), data)
 
     async def _stream(
         self, node: Node, response: aiohttp.ClientResponse, patience: asyncio.Timeout, well: Callable[[], None]
     ) -> None:
-        cutter, content, client = Cutter(), response.content, self._client
+        cutter, content, client = Cutter(), response.content, self.client
         done = False
         while piece := await content.readany():
             try:
@@ -125,6 +129,7 @@ class Reply:
                 done = events.rstrip().endswith(_DONE)
                 patience.reschedule(None)  # the client's slowness is not the node's
                 self._transcript.add(events)
+                self.tokens += events.count(b"\n\n")
                 await client.send(events)
                 patience.reschedule(self._clock() + self._silence_s)
             if end is not None:

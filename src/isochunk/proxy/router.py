@@ -10,7 +10,7 @@ from isochunk.proxy.errors import ProxyError
 from isochunk.proxy.nodes import Node, Pool
 from isochunk.proxy.prompt import Prompt
 
-__all__ = ["Choice", "choose_decode", "choose_prefill"]
+__all__ = ["Choice", "choose_any", "choose_decode", "choose_prefill", "choose_without_prefill"]
 
 _UNPROVED = 2  # requests at once for a D node that has not proved itself, beside some that have
 _FIRST = 8  # and when none has
@@ -79,6 +79,21 @@ def choose_decode(
     if patient and len(nodes) > 1:
         nodes = [node for node in nodes if node.health.unanswered < _FIRST]
     return min(nodes, key=_care, default=None)
+
+
+def choose_without_prefill(pool: Pool, prompt: Prompt, tokens: int, most: int) -> Node | None:
+    """The D node with the least to do of those that would compute at most ``most`` tokens of the prompt."""
+    able = [n for n in pool.candidates() if n.health.proved and tokens - _cached(n, prompt, tokens)[1] <= most]
+    return min(able, key=_care, default=None)
+
+
+def choose_any(pool: Pool, without: Container[str] = frozenset()) -> Node:
+    """The node with the least to do.
+
+    Raises:
+        ProxyError: 503, no node can take it.
+    """
+    return min(_candidates(pool, without), key=_care)
 
 
 def _care(node: Node) -> int:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
+
+from isochunk.proxy.config import Role
 from isochunk.proxy.errors import NodeFailedError, NodeRefusedError, NodeUnreachableError
 from isochunk.proxy.health import Budget
+from isochunk.proxy.metrics import Metrics
 from isochunk.proxy.nodes import Node, Pool
 
-__all__ = ["Trail"]
+__all__ = ["Judge", "Trail"]
+
+log = logging.getLogger("isochunk.proxy")
 
 _RESTARTS = 16  # prefills of one request
 _KILLS = 2  # nodes whose connection may break on one request: it may be the request that kills them
@@ -20,7 +27,8 @@ class Trail:
 
     Attributes:
         tried: names of nodes that have failed or refused it.
-        failed_decode: a D node has failed it after its prefill.
+        failed_decode: a D node has failed it; the next one should be a proved one.
+        again: the last failure allows to compute it anew.
     """
 
     def __init__(self, id: str, attempts: int, budget: Budget) -> None:
@@ -32,7 +40,7 @@ class Trail:
         self._numbers = 0
         self._refused: list[Node] = []
         self.tried: set[str] = set()
-        self.failed_decode = False
+        self.failed_decode = self.again = False
         budget.earn()
 
     def next_id(self) -> str:
@@ -70,3 +78,42 @@ class Trail:
     def may_restart(self) -> bool:
         """Whether it may be computed again, after a node gave it up."""
         return self._numbers < _RESTARTS
+
+
+class Judge:
+    """Keeps account of what nodes do to requests, and says which requests may go on."""
+
+    def __init__(self, pools: Mapping[Role, Pool], metrics: Metrics, attempts: int) -> None:
+        self._pools = pools
+        self._metrics = metrics
+        self._attempts = attempts
+        self._budget = Budget()
+
+    def trail(self, id: str) -> Trail:
+        """Of a new request."""
+        return Trail(id, self._attempts, self._budget)
+
+    def well(self, node: Node, trail: Trail) -> None:
+        """A node has answered as it should; those of its role that refused the request before were wrong."""
+        node.health.well()
+        for wrong in trail.accepted():
+            if wrong.role is node.role:
+                self._blame(wrong)
+        self._pools[node.role].news.tell()
+
+    def goes_on(self, node: Node, error: NodeRefusedError | NodeFailedError, trail: Trail) -> bool:
+        """Take note of what a node did; whether another one may be tried."""
+        pool = self._pools[node.role]
+        if isinstance(error, NodeRefusedError):
+            pool.news.tell()
+            return trail.refused(node, error, pool)
+        self._blame(node)
+        return trail.failed(node, error, pool)
+
+    def _blame(self, node: Node) -> None:
+        before = node.health.ejections
+        node.health.failed()
+        self._metrics.failed(node.name)
+        if node.health.ejections > before:
+            log.warning("%s node %s is left out for a while: it fails too often", node.role, node.name)
+        self._pools[node.role].news.tell()

@@ -10,8 +10,10 @@ import asyncio
 import errno
 import json
 import os
+import ssl
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -42,9 +44,10 @@ def end_to_end(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 class Upstream:
     """One pool of connections to all nodes; to be made inside the running event loop."""
 
-    def __init__(self, timeouts: Timeouts) -> None:
+    def __init__(self, timeouts: Timeouts, node_ca: Path | None = None) -> None:
+        tls = ssl.create_default_context(cafile=node_ca) if node_ca else True
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S, ssl=tls),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_s),
             auto_decompress=False,
             skip_auto_headers=("User-Agent", "Accept-Encoding", "Content-Type"),
@@ -72,7 +75,9 @@ class Upstream:
             async with self._session.post(node.url + path, data=data, headers=sized, allow_redirects=False) as response:
                 yield response
 
-    async def get(self, url: str, headers: Mapping[str, str], seconds: float) -> tuple[int, Any]:
+    async def get(
+        self, url: str, headers: Mapping[str, str], seconds: float, *, method: str = "GET"
+    ) -> tuple[int, Any]:
         """Status and body, parsed when it is JSON.
 
         Raises:
@@ -81,7 +86,7 @@ class Upstream:
             ExhaustedError: the proxy can't ask.
         """
         try:
-            async with asyncio.timeout(seconds), self._session.get(url, headers=headers) as response:
+            async with asyncio.timeout(seconds), self._session.request(method, url, headers=headers) as response:
                 data = await _all_of(response)
                 if response.content_type == "application/json":
                     return response.status, json.loads(data)
