@@ -1,11 +1,13 @@
 """vLLM's own engine loop, scheduler and KV cache under a clock of its own: what the simulator must be equal to."""
 
 import itertools
+import queue
 import random
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.outputs import ModelRunnerOutput
 
 from isochunk.simulator import Deployment, Request, Result
@@ -35,62 +37,74 @@ def token_ids(request: Request) -> list[int]:
     return list(itertools.chain(*units))[: request.tokens]
 
 
-class _Run:
+class _Run(EngineCore):
+    """vLLM's engine core, its own `step_with_batch_queue`, over stages that are numbers."""
+
     def __init__(self, engine: Engine, deployment: Deployment, requests: Sequence[Request]) -> None:
-        self._engine, self._scheduler, self._deployment = engine, engine.scheduler, deployment
+        self._engine, self._deployment = engine, deployment
         self._coming = deque(sorted(requests, key=lambda request: request.arrival))
         self._free = [0.0] * deployment.stages
-        self._in_flight: deque[tuple[float, Any, set[str]]] = deque()
         self._tokens = itertools.count(1 << 30)
         self.now = 0.0
         self.steps: list[Parts] = []
         self.first: dict[str, float] = {}
+        # What the method needs of an engine core.
+        self.vllm_config = engine.scheduler.vllm_config
+        self.scheduler, self.model_executor = engine.scheduler, self
+        self.batch_queue, self.batch_queue_size = deque(), deployment.slots
+        self.aborts_queue = queue.Queue()
+        self.is_pooling_model = self.is_mm_encoder_only = self.check_for_draft_tokens = self.log_stats = False
+        self._weight_version = None
 
     def result(self) -> tuple[list[Parts], dict[str, float]]:
-        while self._coming or self._in_flight or self._scheduler.has_requests():
-            self._arrive()
-            if len(self._in_flight) < self._deployment.slots and self._schedule():
-                continue
-            if self._in_flight:
-                self._finish()
-            elif self._coming:
+        while self._coming or self.batch_queue or self.scheduler.has_requests():
+            if not self.batch_queue and not self.scheduler.has_requests():
                 self.now = max(self.now, self._coming[0].arrival)
+            while self._coming and self._coming[0].arrival <= self.now:
+                request = self._coming.popleft()
+                self._engine.add(request.key, token_ids(request), output_tokens=request.output)
+            self.step_with_batch_queue()
         return self.steps, self.first
 
-    def _arrive(self) -> None:
-        while self._coming and self._coming[0].arrival <= self.now:
-            request = self._coming.popleft()
-            self._engine.add(request.key, token_ids(request), output_tokens=request.output)
-
-    def _schedule(self) -> bool:
-        output = self._scheduler.schedule()
+    def execute_model(self, output: Any, non_block: bool) -> "_Result":
+        """As an executor: the step goes through the stages."""
         new = output.num_scheduled_tokens
-        if not new:
-            return False
-        asked = {key: self._scheduler.requests[key] for key in new}
-        parts = [(key, chunk, asked[key].num_computed_tokens - chunk) for key, chunk in new.items()]
+        asked = {key: self.scheduler.requests[key] for key in new}
         at = self.now
-        for stage, model in enumerate(self._deployment.models):
-            at = max(at, self._free[stage]) + model.step([c for _, c, _ in parts], [h for _, _, h in parts])
-            self._free[stage] = at
-        self.steps.append(parts)
-        self._in_flight.append((at, output, {key for key, request in asked.items() if not request.is_prefill_chunk}))
-        return True
+        if new:
+            parts = [(key, chunk, asked[key].num_computed_tokens - chunk) for key, chunk in new.items()]
+            self.steps.append(parts)
+            for stage, model in enumerate(self._deployment.models):
+                at = max(at, self._free[stage]) + model.step([c for _, c, _ in parts], [h for _, _, h in parts])
+                self._free[stage] = at
+        sampling = [key for key, request in asked.items() if not request.is_prefill_chunk]
+        self._last = _Result(self, at, list(new), sampling)
+        return self._last
 
-    def _finish(self) -> None:
-        self.now, output, sampling = self._in_flight.popleft()
-        self._arrive()
-        ids = list(output.num_scheduled_tokens)
+    def sample_tokens(self, grammar: Any, non_block: bool) -> "_Result":
+        """As an executor: tokens that nobody else has."""
+        return self._last
+
+    def answer(self, at: float, ids: list[str], sampling: list[str]) -> ModelRunnerOutput:
+        """The engine waits for a step's result until it is there."""
+        self.now = max(self.now, at)
         for key in sampling:
             self.first.setdefault(key, self.now)
-        self._scheduler.update_from_output(
-            output,
-            ModelRunnerOutput(
-                req_ids=ids,
-                req_id_to_index={key: at for at, key in enumerate(ids)},
-                sampled_token_ids=[[next(self._tokens)] if key in sampling else [] for key in ids],
-                logprobs=None,
-                prompt_logprobs_dict={},
-                pooler_output=[],
-            ),
+        return ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={key: at for at, key in enumerate(ids)},
+            sampled_token_ids=[[next(self._tokens)] if key in sampling else [] for key in ids],
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
         )
+
+
+class _Result:
+    """The future of a step."""
+
+    def __init__(self, run: _Run, *what: Any) -> None:
+        self._run, self._what = run, what
+
+    def result(self) -> ModelRunnerOutput:
+        return self._run.answer(*self._what)

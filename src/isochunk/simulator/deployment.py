@@ -28,6 +28,8 @@ class Deployment:
         instances: equal instances, each with its own queue (data parallel).
         router: ``least_work`` sends a request to the instance with the fewest seconds of queued work,
             ``round_robin`` to each in turn.
+        intake_s: seconds of a request in the API server, before the engine has it; one after the other.
+        intake_token_s: the same for each of its tokens (parsing, hashing).
         cards: accelerators of one instance, for tokens a second a card; None for one a stage.
         max_seqs: requests that run at once in an instance (``max_num_seqs``; vLLM's own is 1024 on large GPUs).
         kv_tokens: tokens that an instance's KV cache holds, as vLLM tells when it starts; None for no limit.
@@ -44,6 +46,8 @@ class Deployment:
     in_flight: int | None = None
     send_s: float = 0.0
     return_s: float = 0.0
+    intake_s: float = 0.0
+    intake_token_s: float = 0.0
     instances: int = 1
     router: str = "least_work"
     cards: int | None = None
@@ -63,7 +67,7 @@ class Deployment:
                 f"in-flight steps K = {self.in_flight} must be at least the {len(self.models)} stages: "
                 "fewer leave a stage idle for ever"
             )
-        for name in ("send_s", "return_s"):
+        for name in ("send_s", "return_s", "intake_s", "intake_token_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise PlanError(f"{name} = {value} must be a finite number of seconds, at least 0")

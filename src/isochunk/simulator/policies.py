@@ -92,7 +92,7 @@ def make_policy(
         stages=deployment.stages,
         max_chunk=deployment.max_tokens,
         block=deployment.block,
-        min_chunk=min_chunk or 1,
+        min_chunk=min_chunk or deployment.block,
         smooth=smooth,
         stage_models=() if deployment.models.count(model) == deployment.stages else deployment.models,
     )

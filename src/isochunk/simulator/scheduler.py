@@ -98,7 +98,7 @@ class Step:
             self.sampling.add(prompt)
 
 
-Steps = deque[Step]
+Steps = Sequence[Step]  # the oldest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +145,12 @@ class Scheduler:
         return len(self._running) + len(self._waiting) + len(self._loaded)
 
     def prompt(self, request: Request, now: float) -> Prompt:
-        """Queue a request."""
-        holding = Holding(self._cache.content(request.blocks, request.unit, request.tokens))
-        prompt = Prompt(request, now, holding)
+        """What a request is here, before it is queued."""
+        return Prompt(request, now, Holding(self._cache.content(request.blocks, request.unit, request.tokens)))
+
+    def queue(self, prompt: Prompt) -> None:
+        """The prompt waits for its turn."""
         self._waiting.append(prompt)
-        return prompt
 
     def hit(self, request: Request) -> int:
         """Tokens of a request that need not be computed, as things stand; changes nothing."""
@@ -173,9 +174,10 @@ class Scheduler:
             self._let_in(step, share, left)
         if step.parts:
             return step
-        if share.aside:
-            self._policy.refused()
-        return None
+        if not share.aside:
+            return None
+        self._policy.refused()
+        return self.step(now, in_flight)
 
     def result(self, step: Step) -> tuple[list[Prompt], list[Prompt]]:
         """A step has left the pipeline; returns those with their first token, and those that are done."""
