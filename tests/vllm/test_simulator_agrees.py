@@ -71,17 +71,17 @@ def test_every_step_of_a_random_trace_is_the_same(
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("policy", "chunk"), [("optimal", None), ("fixed", 700), ("first_chunk", 2048)])
-@pytest.mark.parametrize(("blocks", "stages"), [(20000, 2), (400, 3)])
+@pytest.mark.parametrize(("blocks", "stages"), [(20000, 2), (20000, 3)])
 def test_the_plugin_makes_the_steps_that_are_simulated(
     make_engine: Callable[..., Engine], policy: str, chunk: int | None, blocks: int, stages: int
 ) -> None:
     deployment = Deployment(
         models=(MODEL,) * stages, max_tokens=2048, max_seqs=64, kv_tokens=blocks * BLOCK, block=BLOCK
     )
-    engine = make_engine(
-        {"enabled": True, "need_timing": False}, blocks=blocks, pipeline_parallel_size=stages, in_flight=stages
-    )
-    for trace in range(TRACES // 8):
+    for trace in range(TRACES // 10):
+        engine = make_engine(
+            {"enabled": True, "need_timing": False}, blocks=blocks, pipeline_parallel_size=stages, in_flight=stages
+        )
         requests = random_requests(random.Random(f"{blocks} {trace}"), (blocks - 1) * BLOCK, 6000)
         engine.scheduler.isochunk.use_policy(policy, chunk)
         result = simulate(deployment, OpenLoop(requests), policy, chunk=chunk, record=True)
@@ -89,5 +89,4 @@ def test_the_plugin_makes_the_steps_that_are_simulated(
         real_steps, real_first_tokens = through_vllm(engine, deployment, requests)
         assert steps == real_steps, f"trace {trace}"
         assert first_tokens == pytest.approx(real_first_tokens, rel=1e-9), f"trace {trace}"
-        assert engine.scheduler.reset_prefix_cache()
-    assert engine.scheduler.isochunk.controller.counters.fallbacks == 0
+        assert engine.scheduler.isochunk.controller.counters.fallbacks == 0

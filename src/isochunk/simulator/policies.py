@@ -10,7 +10,7 @@ from isochunk.core.errors import PlanError
 from isochunk.core.planner import POLICIES as PLANNER_POLICIES
 from isochunk.core.steps import StepPlanner
 from isochunk.core.turns import Turns
-from isochunk.simulator.share import ChunkPolicy, Share
+from isochunk.simulator.share import ChunkPolicy, Chunks, Share
 
 if TYPE_CHECKING:
     from isochunk.simulator.deployment import Deployment
@@ -22,20 +22,29 @@ POLICIES = (*PLANNER_POLICIES, "ascend", "ascend_online")
 
 
 class PlannerPolicy(ChunkPolicy):
-    """The same `StepPlanner` that vLLM's scheduler asks, and vLLM's own way to spend its budget."""
+    """The same `StepPlanner` that vLLM's scheduler asks.
 
-    def __init__(self, planner: StepPlanner, model: CostModel, turns: Turns) -> None:
+    Args:
+        own: leave the steps to vLLM.
+    """
+
+    def __init__(self, planner: StepPlanner, model: CostModel, turns: Turns, *, own: bool = False) -> None:
         self.planner = planner
+        self._own = own
         self._model = model
         self._turns = turns
 
     def share(self, queue: Queue, in_flight: Steps, now: float) -> Share:
-        """Ask whose turn it is and for a token budget."""
+        """Ask whose turn it is, and how many tokens the step should hold."""
         shown = queue.prefills
         aside = self._turns.aside(shown, queue.begun)
         if aside:
             shown = [prompt for prompt in shown if prompt.key not in aside]
-        budget = self.planner.tokens(
+        if self._own:
+            share = Share()
+            share.aside = aside
+            return share
+        tokens = self.planner.tokens(
             self._model,
             shown,
             more=queue.more,
@@ -43,7 +52,7 @@ class PlannerPolicy(ChunkPolicy):
             in_flight=[step.seconds for step in in_flight if step.prefills],
             between=bool(aside),
         )
-        return Share(budget, aside)
+        return Chunks(shown, min(tokens, self.planner.max_chunk - len(queue.decodes)), aside)
 
     def refused(self) -> None:
         """No turns for a while."""
@@ -99,5 +108,6 @@ def make_policy(
     for known in PLANNER_POLICIES:
         if name == known:
             planner.use(known, size)
-            return PlannerPolicy(planner, model, Turns(max_queue_delay))
+            own = name == "fixed" and chunk is None
+            return PlannerPolicy(planner, model, Turns(max_queue_delay), own=own)
     raise PlanError(f"policy = {name!r} must be one of {', '.join(POLICIES)}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from isochunk.core.steps import Prefill
 from isochunk.simulator.kv import Holding, KVCache, Piece
-from isochunk.simulator.share import ChunkPolicy, Share
+from isochunk.simulator.share import ChunkPolicy, Chunks, Share
 from isochunk.simulator.workload import Request
 
 if TYPE_CHECKING:
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Part", "Prompt", "Queue", "Scheduler", "Step", "Steps"]
 
-_WINDOW = 32  # prompts that wait and are shown to the planner; it is told how many more there are
-_HIT_STEPS = 8  # a waiting prompt's prefix hit is looked up again after so many steps
+# As isochunk's part of vLLM's scheduler has them: of those that wait, it shows so many to the planner, looks the first
+# up in the prefix cache at each step, and the others again after so many steps.
+_SHOWN, _ANEW, _PATIENCE = 32, 4, 8
 
 
 @dataclass(slots=True, eq=False)
@@ -48,10 +49,11 @@ class Prompt:
     preemptions: int = 0
     prefilling: bool = True
     running: bool = False
+    done: bool = False
     loading: bool = False
     seconds: float = 0.0
     first_token: float = 0.0
-    looked: int = -_HIT_STEPS
+    looked: int = 0
     seen: int = 0
 
     @property
@@ -138,6 +140,7 @@ class Scheduler:
         self._waiting: deque[Prompt] = deque()
         self._loaded: deque[Prompt] = deque()  # those that wait for their KV, or had it loaded
         self._steps = 0
+        self._known: set[Prompt] = set()  # whose prefix hits were looked up
         self.rehits = 0  # tokens that preempted prompts found in the cache
         self.started: list[tuple[Prompt, int]] = []  # loads begun in the last step, with their tokens
 
@@ -166,8 +169,10 @@ class Scheduler:
             return None
         self._steps += 1
         queue = self._queue(now)
-        share = self._policy.share(queue, in_flight, now) if queue.prefills else Share()
+        share = self._share(queue, in_flight, now)
         left = share.limit(len(queue.decodes), self._limit)
+        if self._loads:
+            left = min(left + 1, self._limit)  # those behind may still begin to load
         step = Step()
         left, preempted = self._go_on(step, share, left)
         if not preempted:
@@ -178,6 +183,19 @@ class Scheduler:
             return None
         self._policy.refused()
         return self.step(now, in_flight)
+
+    def _share(self, queue: Queue, in_flight: Steps, now: float) -> Share:
+        """Ask the policy; anew, where one that would begin has KV to load first."""
+        loads: set[str] = set()
+        if self._loads:
+            loads = {prompt.request.key for prompt in self._waiting if self._to_load(prompt, prompt.seen)}
+        while queue.prefills:
+            share = self._policy.share(queue, in_flight, now)
+            if not loads or not isinstance(share, Chunks) or loads.isdisjoint(share.given):
+                return share
+            out = loads.intersection(share.given)
+            queue.prefills[:] = [prefill for prefill in queue.prefills if prefill.key not in out]
+        return Share()
 
     def result(self, step: Step) -> tuple[list[Prompt], list[Prompt]]:
         """A step has left the pipeline; returns those with their first token, and those that are done."""
@@ -203,6 +221,7 @@ class Scheduler:
         prompt.history = min(prompt.history, prompt.request.tokens + prompt.answered - 1)
 
     def _leave(self, prompt: Prompt) -> None:
+        prompt.done = True
         self._cache.release(prompt.holding)
         if prompt.running:
             self._running.remove(prompt)
@@ -219,31 +238,30 @@ class Scheduler:
             elif prompt.remaining:
                 decodes.append(prompt.history)
         begun = len(prefills)
-        room = max(min(_WINDOW, self._most - len(self._running)), 0)
-        ready = (prompt for prompt in chain(self._loaded, self._waiting) if not prompt.loading)
-        shown = 0
-        next_up = sum(prefill.remaining for prefill in prefills) < self._limit
-        for prompt in islice(ready, room):
-            # The next to be served is looked up anew: the prompt before it may just have filled the cache.
-            if (next_up and not shown) or self._steps - prompt.looked >= _HIT_STEPS:
-                prompt.looked, prompt.seen = self._steps, self._hit(prompt)
-            if next_up and not shown and not begun and self._loads and self._to_load(prompt, prompt.seen):
-                shown += 1
-                continue  # its KV is loaded first, and the next is computed
-            shown += 1
-            prefills.append(prompt.prefill(now, prompt.seen))
+        left = self._limit - len(decodes) - sum(prefill.remaining for prefill in prefills)
+        room = max(min(_SHOWN, self._most - len(self._running)), 0)
+        ready = islice((prompt for prompt in chain(self._loaded, self._waiting) if not prompt.loading), room)
+        for shown, prompt in enumerate(ready):
+            prefills.append(prompt.prefill(now, self._hit(prompt, anew=left > 0 and shown < _ANEW)))
+            left -= prefills[-1].remaining
+        shown = len(prefills) - begun
+        if len(self._known) > 64 + 4 * shown:
+            self._known = {prompt for prompt in self._known if not prompt.done}
         loading = sum(prompt.loading for prompt in self._loaded)
         return Queue(prefills, begun, len(self._waiting) + len(self._loaded) - loading - shown, decodes)
 
-    def _hit(self, prompt: Prompt) -> int:
+    def _hit(self, prompt: Prompt, *, anew: bool) -> int:
         """Tokens of a waiting prompt that the planner knows to be there."""
         if prompt.history:
             return prompt.history
-        found = self._found(prompt)
-        return found if self._loads else max(found, prompt.request.cached)
-
-    def _found(self, prompt: Prompt) -> int:
-        return _blocks(self._look_up(prompt)) * self._cache.block
+        known = prompt in self._known
+        if not known or anew or self._steps - prompt.looked >= _PATIENCE:
+            self._known.add(prompt)
+            # Not all are looked up again in the same step.
+            prompt.looked = self._steps - (0 if known else len(self._known) % _PATIENCE)
+            found = _blocks(self._look_up(prompt)) * self._cache.block
+            prompt.seen = found if self._loads else max(found, prompt.request.cached)
+        return prompt.seen
 
     def _look_up(self, prompt: Prompt) -> list[Piece]:
         """Its cached blocks; the last token is always computed."""
@@ -262,9 +280,11 @@ class Scheduler:
             at += 1
             if not prompt.remaining or prompt.request.key in share.aside:
                 continue
-            chunk = share.chunk(prompt.request.key, prompt.history, prompt.remaining, left)
+            chunk = min(prompt.remaining, left)
+            if prompt.prefilling:
+                chunk = share.chunk(prompt.request.key, prompt.history, prompt.remaining, left)
             if chunk <= 0:
-                break
+                continue
             while not self._room(prompt, prompt.history + chunk):
                 preempted = True
                 if self._preempt() is prompt:
@@ -291,7 +311,6 @@ class Scheduler:
         prompt.running, prompt.prefilling = False, True
         prompt.history = 0
         prompt.stale = prompt.in_flight
-        prompt.looked = -_HIT_STEPS
         prompt.preemptions += 1
         self._waiting.appendleft(prompt)
         return prompt
@@ -317,6 +336,9 @@ class Scheduler:
             load = bool(loaded) and self._loads
             chunk = 0 if load else share.chunk(prompt.request.key, history, total - history, left)
             if not load and chunk <= 0:
+                if self._loads:
+                    passed.append(queue.popleft())
+                    continue
                 break
             reserved = self._promised() if load else 0
             if not self._enter(prompt, found, history + chunk, total, reserved):

@@ -2,33 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
+
+from isochunk.core.steps import Prefill
 
 if TYPE_CHECKING:
     from isochunk.simulator.scheduler import Queue, Step, Steps
 
-__all__ = ["ChunkPolicy", "Share"]
+__all__ = ["ChunkPolicy", "Chunks", "Share"]
 
 
 class Share:
     """vLLM's own way: each takes what it still needs, until the step is full.
 
-    Args:
-        tokens: of prompts, in the step; None for as many as vLLM allows.
+    Attributes:
         aside: keys of prompts that have begun and sit this step out.
     """
 
-    def __init__(self, tokens: int | None = None, aside: Collection[str] = ()) -> None:
-        self.tokens, self.aside = tokens, aside
+    aside: Collection[str] = ()
 
     def limit(self, decodes: int, most: int) -> int:
-        """Tokens of the step, decodes included."""
-        return most if self.tokens is None else min(max(self.tokens + decodes, 1), most)
+        """Tokens of the step, decodes included, of ``most`` that vLLM allows."""
+        return most
 
     def chunk(self, key: str, history: int, remaining: int, left: int) -> int:
-        """Tokens of the next prompt, of which so many are ``left`` in the step; 0 ends the step."""
+        """Tokens of the next prompt, where so many are ``left`` in the step."""
         return min(remaining, left)
+
+
+class Chunks(Share):
+    """So many tokens of prompts in the order in which they were shown, and each what it was shown to get.
+
+    Args:
+        prompts: shown.
+        tokens: of all of them.
+        aside: as above.
+    """
+
+    def __init__(self, prompts: Iterable[Prefill], tokens: int, aside: Collection[str]) -> None:
+        self.aside = aside
+        self.given: dict[str, int] = {}
+        for prompt in prompts:
+            self.given[prompt.key] = size = min(tokens, prompt.remaining)
+            tokens -= size
+            if tokens <= 0:
+                break
+
+    def limit(self, decodes: int, most: int) -> int:
+        """As above."""
+        return min(sum(self.given.values()) + decodes, most)
+
+    def chunk(self, key: str, history: int, remaining: int, left: int) -> int:
+        """As above."""
+        return min(remaining, left, self.given.get(key, 0))
 
 
 class ChunkPolicy:
