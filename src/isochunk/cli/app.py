@@ -15,11 +15,13 @@ from isochunk.cli import (
     compare,
     demo,
     doctor,
+    explain,
     fit,
     plan,
     profile,
     proxy,
     rehearse,
+    report,
     serve,
     simulate,
     tune,
@@ -44,6 +46,8 @@ app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown
 app.command("rehearse", context_settings=rehearse.PASS_ON)(rehearse.rehearse_command)
 app.command("demo")(demo.demo_command)
 app.command("doctor", context_settings=doctor.TAKE_COMMANDS)(doctor.doctor_command)
+app.command("explain")(explain.explain_command)
+app.command("report")(report.report_command)
 app.command("compare")(compare.compare_command)
 app.command("bench")(bench.bench_command)
 app.command("calibrate")(calibrate.calibrate_command)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from isochunk.core.errors import ConfigError
+from isochunk.core.flowshop import busy_intervals, idle_share
 from isochunk.report import ink
 from isochunk.report.data import Arm, Points, Timeline
-from isochunk.report.timeline import busy_intervals, idle_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["steps_figure", "timelines_figure", "ttft_figure"]
+__all__ = ["save_timelines", "steps_figure", "timelines_figure", "ttft_figure"]
 
 _WIDTH = 9.6  # inches; the page scales it
 _LANE = 0.34  # inches a stage
@@ -21,20 +24,38 @@ _LANE = 0.34  # inches a stage
 
 def timelines_figure(timelines: Sequence[Timeline]) -> str:
     """Each prompt's stages as lanes, one prompt above the other on the same time axis; grey is idle."""
+    with ink.drawing():
+        figure = _draw_timelines(timelines)
+        return ink.svg(figure, "timelines", "Busy and idle time of each pipeline stage, one prompt per policy")
+
+
+def save_timelines(path: Path, timelines: Sequence[Timeline]) -> None:
+    """The figure of `timelines_figure` as a file of its own; its name's ending says which kind (png, svg, pdf).
+
+    Raises:
+        ConfigError: matplotlib is not installed, does not know the ending, or can't write the file.
+    """
+    with ink.drawing():
+        try:
+            _draw_timelines(timelines).savefig(path, facecolor=ink.PAPER, dpi=200)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"can't write {path}: {error}; name a .png, .svg or .pdf file") from error
+
+
+def _draw_timelines(timelines: Sequence[Timeline]) -> Figure:
     from matplotlib.figure import Figure
 
-    with ink.drawing():
-        heights = [timeline.stages for timeline in timelines]
-        figure = Figure(figsize=(_WIDTH, sum(heights) * _LANE + 0.55 * len(timelines) + 0.4), layout="constrained")
-        axes = figure.subplots(len(timelines), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-        longest = 0.0
-        for axis, timeline in zip(axes, timelines, strict=True):
-            longest = max(longest, _lanes(axis, timeline))
-        for axis, timeline in zip(axes, timelines, strict=True):
-            _chunk_labels(axis, timeline, longest)
-        axes[-1].set_xlim(0, longest * 1.005)
-        axes[-1].set_xlabel("seconds since the prompt entered the engine")
-        return ink.svg(figure, "timelines", "Busy and idle time of each pipeline stage, one prompt per policy")
+    heights = [timeline.stages for timeline in timelines]
+    figure = Figure(figsize=(_WIDTH, sum(heights) * _LANE + 0.55 * len(timelines) + 0.4), layout="constrained")
+    axes = figure.subplots(len(timelines), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    longest = 0.0
+    for axis, timeline in zip(axes, timelines, strict=True):
+        longest = max(longest, _lanes(axis, timeline))
+    for axis, timeline in zip(axes, timelines, strict=True):
+        _chunk_labels(axis, timeline, longest)
+    axes[-1].set_xlim(0, longest * 1.005)
+    axes[-1].set_xlabel("seconds since the prompt entered the engine")
+    return figure
 
 
 def _lanes(axis: Axes, timeline: Timeline) -> float:

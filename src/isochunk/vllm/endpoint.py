@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from isochunk.core.planner import Policy
 from isochunk.vllm import compat
+from isochunk.vllm.live.routes import live_routes
 from isochunk.vllm.virtual.rehearsal import rehearsal_of
 from isochunk.vllm.virtual.routes import rehearsal_routes
 
@@ -40,6 +41,7 @@ class IsochunkEndpoint:
     def attach_router(self, app: FastAPI) -> None:
         """Register the routes."""
         app.include_router(router)
+        app.include_router(live_routes(_call))
         if (rehearsal := rehearsal_of(os.environ)) is not None:
             app.include_router(rehearsal_routes(rehearsal.channel, authorise))
 

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isochunk.core.flowshop import completion_times
+from isochunk.core.flowshop import busy_intervals, completion_times, idle_share
 from isochunk.core.timing import StageClock
-from isochunk.report.timeline import busy_intervals, idle_share
 
 
 @given(st.lists(st.floats(1e-3, 10), min_size=1, max_size=20), st.integers(1, 8))
