@@ -138,8 +138,8 @@ def words(told: Explanation) -> list[str]:
     hit = f" with {told.cached:,} cached" if told.cached else ""
     more = "stage" if gap == 1 else "stages"
     sentences = [
-        f"A prompt of {told.tokens:,} tokens{hit} is {told.work_s:.3g} s of work on each of {told.stages} stages, however "
-        "it is cut.",
+        f"A prompt of {told.tokens:,} tokens{hit} is {told.work_s:.3g} s of work on each of {told.stages} stages, "
+        "however it is cut.",
         f"Each step adds {1e3 * told.step_cost_s:.3g} ms (launch, hand-over, reading the history once more), and the "
         f"last one still has {gap} {more} to go: few steps make that way long, many pay the fixed cost often.",
         f"The two are even at sqrt({gap} x {told.work_s:.3g} s / {told.step_cost_s:.3g} s) = {told.ideal_steps:.1f} "
