@@ -122,6 +122,7 @@ class FakePrefill:
                 "stages": self.stages,
                 "max_num_batched_tokens": self.largest,
                 "block_size": self.block,
+                "alignment": self.block,
                 "model": self.model.as_dict(),
                 "source": self.source,
                 "need_timing": self.need_timing,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ from isochunk.core.steps import Prefill, StepPlanner
 from isochunk.core.timing import StageClock
 from isochunk.vllm.config import ChunkConfig
 from isochunk.vllm.prompts import Part, PromptLog, PromptRecord, Run, Step
+from isochunk.vllm.tally import Tally
 
 __all__ = ["Controller", "Counters"]
 
@@ -34,6 +36,7 @@ class Counters:
     yields: int = 0
     refits: int = 0
     alarms: int = 0
+    rejected: int = 0
 
 
 class Controller:
@@ -46,6 +49,8 @@ class Controller:
 
     Attributes:
         drift: typical measured over predicted seconds of the steps that the last attempt to refit looked at.
+        tally: sums and histograms of all steps and prompts.
+        ended: prompts that had their first token in the last step that came out.
     """
 
     def __init__(self, config: ChunkConfig, planner: StepPlanner, stages: int) -> None:
@@ -56,6 +61,10 @@ class Controller:
         self.counters = Counters()
         self.drift = 1.0
         self.log = PromptLog()
+        self.tally = Tally()
+        self.ended: list[PromptRecord] = []
+        self._model_since = time.monotonic()
+        self._target_s: float | None = None
         self._guard = Guard()
         self._calibrator = Calibrator(None, config.max_fit_chunk)
         self._cold = stages
@@ -102,6 +111,7 @@ class Controller:
 
     def _changed(self, source: str | None) -> None:
         self.source = source
+        self._model_since = time.monotonic()
         self.planner.forget()
 
     def tokens(
@@ -182,6 +192,7 @@ class Controller:
             self._guard.resting -= 1
         elif planned:
             self.counters.planned += 1
+            self._target_s = planned.target_s
         record = PromptRecord(
             request_id=part.request_id,
             policy=policy,
@@ -212,9 +223,11 @@ class Controller:
             pass
         seconds = self._clock.step(step.entered_s, now)
         noted = [self.log.step(run, part, step, now, seconds) for run, part in zip(step.runs, step.parts, strict=True)]
-        finished = [record for record in noted if record is not None]
+        self.ended = finished = [record for record in noted if record is not None]
         if not learn:
             return None
+        chunks = [part.chunk for part in step.parts]
+        self.tally.step(step.entered_s, now, seconds, step.predicted_s, chunks)
         if self._cold:  # the first steps of a process meet compilation and first-use warm-up
             self._cold -= 1
         elif step.parts and step.pure:
@@ -256,15 +269,19 @@ class Controller:
         if refit is not None:
             self.counters.refits += 1
             self._changed("traffic")
+        else:
+            self.counters.rejected += 1
         return refit
 
     def _judge(self, record: PromptRecord) -> None:
         """Let the guard compare a planned prompt that ran alone with its prediction and with vLLM's own size."""
-        if self.model is None or record.policy != "optimal" or record.predicted_ttft_s is None or not record.alone:
-            return
-        fixed = static_ttft(self.model, record.cached, record.tokens, [self.planner.max_chunk], self.planner.stages)
-        self._guard.prompt(record.measured_ttft_s, record.predicted_ttft_s, float(fixed[0]))
-        self.counters.harmful = self._guard.harmful
+        fixed = None
+        if self.model is not None and record.policy == "optimal" and record.predicted_ttft_s and record.alone:
+            limit = [self.planner.max_chunk]
+            fixed = float(static_ttft(self.model, record.cached, record.tokens, limit, self.planner.stages)[0])
+            self._guard.prompt(record.measured_ttft_s, record.predicted_ttft_s, fixed)
+            self.counters.harmful = self._guard.harmful
+        self.tally.prompt(record.tokens, record.measured_ttft_s, record.predicted_ttft_s, fixed)
 
     @property
     def planning(self) -> bool:
@@ -276,8 +293,8 @@ class Controller:
         """Prompts left to vLLM before a plan is tried again; 0 in normal service."""
         return self._guard.resting if self.planner.policy == "optimal" else 0
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for the status endpoint."""
+    def as_dict(self, *, prompts: bool = True) -> dict[str, Any]:
+        """Plain data for the status endpoint; without the last prompts where only sums are asked for."""
         return {
             "policy": self.planner.policy,
             "chunk": self.chunk,
@@ -289,8 +306,12 @@ class Controller:
             "need_timing": self.config.need_timing,
             "drift": self.drift,
             "resting": self.resting,
+            "in_flight": len(self._in_flight),
+            "target_s": self._target_s,
+            "model_age_s": time.monotonic() - self._model_since if self.model else None,
             "counters": asdict(self.counters),
-            "prompts": self.log.as_list(),
+            "totals": self.tally.as_dict(),
+            **({"prompts": self.log.as_list()} if prompts else {}),
         }
 
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from isochunk.core.planner import Policy
 from isochunk.vllm import compat
+from isochunk.vllm.live.metrics import add_metrics
 from isochunk.vllm.live.routes import live_routes
 from isochunk.vllm.virtual.rehearsal import rehearsal_of
 from isochunk.vllm.virtual.routes import rehearsal_routes
@@ -42,6 +43,7 @@ class IsochunkEndpoint:
         """Register the routes."""
         app.include_router(router)
         app.include_router(live_routes(_call))
+        add_metrics(app, lambda: _engine(app.state, "isochunk_totals"))
         if (rehearsal := rehearsal_of(os.environ)) is not None:
             app.include_router(rehearsal_routes(rehearsal.channel, authorise))
 
@@ -56,11 +58,14 @@ def authorise(request: Request) -> None:
         raise HTTPException(401, "Unauthorized: send the server's API key as 'Authorization: Bearer KEY'")
 
 
+async def _engine(state: Any, method: str, *args: Any) -> dict[str, Any]:
+    return dict(await state.engine_client.engine_core.call_utility_async(method, *args))
+
+
 async def _call(request: Request, method: str, *args: Any) -> dict[str, Any]:
     authorise(request)
-    state = request.app.state
     try:
-        return dict(await state.engine_client.engine_core.call_utility_async(method, *args))
+        return await _engine(request.app.state, method, *args)
     except Exception as error:  # vLLM reports what failed in the engine as a plain Exception
         if "has no attribute" in str(error):
             raise HTTPException(

@@ -51,7 +51,7 @@ class NarrowedScheduler:
         latency = config.max_inter_token_latency
         self._stream_step_s = math.inf if latency is None else latency / stages
         compat.before_busy_loop(_start)
-        compat.add_engine_methods({"isochunk_status": _status, "isochunk_policy": _policy})
+        compat.add_engine_methods({"isochunk_status": _status, "isochunk_totals": _totals, "isochunk_policy": _policy})
 
     def _controller(self, config: ChunkConfig, stages: int) -> Controller:
         planner = StepPlanner(
@@ -200,6 +200,10 @@ def _status(engine: Any) -> dict[str, Any]:
     scheduler = engine.scheduler
     running, waiting = scheduler.get_request_counts()
     return {**scheduler.isochunk.as_dict(), "queue": {"running": running, "waiting": waiting}}
+
+
+def _totals(engine: Any) -> dict[str, Any]:
+    return dict(engine.scheduler.isochunk.as_dict(prompts=False))
 
 
 def _policy(engine: Any, policy: str, chunk: int | None) -> dict[str, Any]:

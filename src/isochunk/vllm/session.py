@@ -25,6 +25,7 @@ from isochunk.vllm import compat
 from isochunk.vllm.config import ChunkConfig
 from isochunk.vllm.controller import Controller
 from isochunk.vllm.health import Attempt, Health
+from isochunk.vllm.narrator import Narrator
 from isochunk.vllm.probe import PREFIX, Probe, probe_chunks
 from isochunk.vllm.settings import profile_key
 from isochunk.vllm.versions import supported
@@ -52,6 +53,7 @@ class Session:
         self._probe: Probe | None = None
         self._probing: Probe | None = None
         self.health = Health()
+        self._narrator = Narrator(logger)
         self._load()
 
     def start(self, engine: Any) -> None:
@@ -85,6 +87,8 @@ class Session:
         controller = self.controller
         alarms, resting = controller.counters.alarms, controller.resting
         refit = controller.exited(now, output, learn=self._probing is None)
+        if controller.ended and self._probing is None:
+            self._narrator.tell(now, controller.ended, controller.tally)
         if controller.counters.alarms > alarms:
             logger.warning(
                 "isochunk: steps take far longer than predicted; the step cost is raised: %s", controller.model
@@ -120,16 +124,16 @@ class Session:
             yield attempt
         self.controller.counters.fallbacks += self.health.failed - before
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for the status endpoint."""
+    def as_dict(self, *, prompts: bool = True) -> dict[str, Any]:
+        """Plain data for the status endpoint; without prompts and probe where only sums are asked for."""
         return {
             "version": isochunk.__version__,
             "vllm": {"version": compat.vllm_version(), "supported": supported()},
             "health": self.health.as_dict(),
-            **self.controller.as_dict(),
+            **self.controller.as_dict(prompts=prompts),
             "block_size": self._scheduler.block_size,
             "profile": str(self._path) if self._path else None,
-            "probe": self._probe_dict(),
+            **({"probe": self._probe_dict()} if prompts else {}),
         }
 
     def _probe_dict(self) -> dict[str, Any] | None:

@@ -38,7 +38,7 @@ from isochunk.vllm.compat.names import check_names, check_scheduler
 from isochunk.vllm.compat.no_workers import use_executor, without_platform
 from isochunk.vllm.compat.patching import vllm_version
 from isochunk.vllm.compat.prefixes import PrefixHits
-from isochunk.vllm.compat.routes import add_routes, token_is_valid
+from isochunk.vllm.compat.routes import add_routes, has_metrics, metrics_registry, token_is_valid
 from isochunk.vllm.compat.scheduling import (
     aborted_status,
     kv_cache_tokens,
@@ -74,11 +74,13 @@ __all__ = [
     "class_that_replaces_schedule",
     "decode_due",
     "device_index_of_cpu",
+    "has_metrics",
     "is_paused",
     "keep_cores",
     "kv_cache_tokens",
     "least_chunk",
     "mend_own_schedule",
+    "metrics_registry",
     "most_active",
     "nap_in_nixl",
     "nap_in_queues",

@@ -8,7 +8,7 @@ from typing import Any
 
 from isochunk.vllm.compat.patching import patch_once
 
-__all__ = ["add_routes", "token_is_valid"]
+__all__ = ["add_routes", "has_metrics", "metrics_registry", "token_is_valid"]
 
 _SERVER = "vllm.entrypoints.openai.api_server"
 
@@ -51,3 +51,20 @@ def token_is_valid(headers: Any, keys: list[str]) -> bool:
         from vllm.entrypoints.serve.utils.server_utils import AuthenticationMiddleware
 
     return bool(AuthenticationMiddleware(None, keys).verify_token(headers))
+
+
+def has_metrics(app: Any) -> bool:
+    """Whether this server answers ``/metrics``.
+
+    Why: vLLM's stat loggers see what its own scheduler counts, and nothing of a scheduler plugin's, so isochunk answers
+    the route in its place, from the same registry and its own numbers.
+    Goes when: vLLM gives a scheduler plugin a place in its metrics.
+    """
+    return any(getattr(route, "path", None) == "/metrics" for route in app.routes)
+
+
+def metrics_registry() -> Any:
+    """What vLLM's ``/metrics`` collects from: one registry for all, or that of several API processes."""
+    from vllm.v1.metrics.prometheus import get_prometheus_registry
+
+    return get_prometheus_registry()
