@@ -48,15 +48,16 @@ function timelines(view) {
 }
 
 function timeline(prompt) {
-  const width = 700, left = 46, lane = 16, gap = 4;
+  const width = 700, left = 56, lane = 16, gap = 4;
   const stages = prompt.stages.length;
   const ends = [...prompt.stages, ...(prompt.fixed ? prompt.fixed.stages : [])].map((steps) => steps[steps.length - 1][1]);
   const scale = (width - left - 4) / Math.max(...ends);
   const height = 20 + stages * (lane + gap) + 16;
   const words =
     `${count(prompt.tokens)} tokens${prompt.cached ? `, ${count(prompt.cached)} cached` : ""}, ${prompt.policy}, ` +
-    `${prompt.chunks.length} chunks: ${seconds(prompt.measured_ttft_s)} (predicted ${seconds(prompt.predicted_ttft_s)}), ` +
-    `stages idle ${Math.round(100 * prompt.idle)}%` +
+    `${prompt.chunks.length} ${prompt.chunks.length === 1 ? "chunk" : "chunks"}: ${seconds(prompt.measured_ttft_s)}` +
+    (prompt.predicted_ttft_s ? ` (predicted ${seconds(prompt.predicted_ttft_s)})` : "") +
+    (prompt.alone ? `, stages idle ${Math.round(100 * prompt.idle)}%` : "") +
     (prompt.fixed ? `; fixed ${prompt.fixed.chunks[0]}: ${seconds(prompt.fixed.ttft_s)}` : "") +
     (prompt.alone ? "" : "; beside others");
   const svg = picture(width, height, words);
