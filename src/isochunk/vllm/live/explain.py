@@ -128,7 +128,8 @@ def _alternatives(
             # As many steps of equal time would take: the same work, more or fewer fixed costs, a shorter or longer way.
             step = model.step_cost(cached, tokens) + model.work(cached, tokens) / count
             ttft = makespan([float(step)] * count, stages)
-            found.append(Alternative(label=f"{count} {'step' if count == 1 else 'steps'} of equal time", steps=count, ttft_s=ttft))
+            steps = "step" if count == 1 else "steps"
+            found.append(Alternative(label=f"{count} {steps} of equal time", steps=count, ttft_s=ttft))
     return sorted(found, key=lambda each: each.ttft_s)
 
 

@@ -52,7 +52,7 @@ function timeline(prompt) {
   const stages = prompt.stages.length;
   const ends = [...prompt.stages, ...(prompt.fixed ? prompt.fixed.stages : [])].map((steps) => steps[steps.length - 1][1]);
   const scale = (width - left - 4) / Math.max(...ends);
-  const height = 20 + stages * (lane + gap) + 16;
+  const height = stages * (lane + gap) + 16;
   const words =
     `${count(prompt.tokens)} tokens${prompt.cached ? `, ${count(prompt.cached)} cached` : ""}, ${prompt.policy}, ` +
     `${prompt.chunks.length} ${prompt.chunks.length === 1 ? "chunk" : "chunks"}: ${seconds(prompt.measured_ttft_s)}` +
@@ -61,9 +61,8 @@ function timeline(prompt) {
     (prompt.fixed ? `; fixed ${prompt.fixed.chunks[0]}: ${seconds(prompt.fixed.ttft_s)}` : "") +
     (prompt.alone ? "" : "; beside others");
   const svg = picture(width, height, words);
-  svg.append(shape("text", { x: 0, y: 12 }, words));
   prompt.stages.forEach((steps, stage) => {
-    const y = 20 + stage * (lane + gap);
+    const y = stage * (lane + gap);
     svg.append(shape("text", { x: 0, y: y + lane - 4 }, `stage ${stage + 1}`));
     svg.append(shape("rect", { class: "lane", x: left, y, width: width - left - 4, height: lane }));
     const bars = (list, name, dy, tall) =>
@@ -81,7 +80,10 @@ function timeline(prompt) {
   const y = height - 4;
   svg.append(shape("text", { x: left, y }, "0"));
   svg.append(shape("text", { x: width - 4, y, "text-anchor": "end" }, seconds(Math.max(...ends))));
-  return svg;
+  const figure = document.createElement("figure"), caption = document.createElement("figcaption");
+  caption.textContent = words;
+  figure.append(caption, svg);
+  return figure;
 }
 
 function steps(view) {
