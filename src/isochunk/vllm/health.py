@@ -29,11 +29,13 @@ class Health:
     Attributes:
         failed: errors of isochunk's since the start.
         last_error: the last of them.
+        reasons: how many there were of each kind.
     """
 
     def __init__(self) -> None:
         self.failed = 0
         self.last_error: str | None = None
+        self.reasons: Counter[str] = Counter()
         self._in_a_row: Counter[str] = Counter()
 
     @property
@@ -55,6 +57,7 @@ class Health:
 
     def _fault(self, what: str, error: Exception) -> None:
         self.failed += 1
+        self.reasons[what] += 1
         self._in_a_row[what] += 1
         self.last_error = f"{what} failed: {type(error).__name__}: {error}"
         if self.failed == 1:
@@ -76,5 +79,6 @@ class Health:
             "ok": not self.broken,
             "broken": self.broken,
             "failed": self.failed,
+            "reasons": dict(self.reasons),
             "last_error": self.last_error,
         }

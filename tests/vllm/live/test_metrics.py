@@ -28,7 +28,7 @@ def told() -> dict[str, Any]:
     tally.step(0.0, 2.0, 1.0, 0.9, [512])
     tally.prompt(1000, 2.0, 1.9, 3.0)
     more = {"in_flight": 2, "target_s": 0.1, "model_age_s": 5.0, "totals": tally.as_dict()}
-    return status() | more | {"fallback_reasons": {"the planner": 1}}
+    return status() | more | {"health": {"ok": True, "reasons": {"the planner": 1}}}
 
 
 def server(monkeypatch: pytest.MonkeyPatch, ask: Any) -> FastAPI:

@@ -77,9 +77,10 @@ class StatusCollector(Collector):
             if name in status["counters"]:
                 yield CounterMetricFamily(f"isochunk_{name}", text, value=status["counters"][name])
         reasons = CounterMetricFamily("isochunk_fallback_reasons", "Fallbacks by what failed.", labels=["reason"])
-        for reason, count in status.get("fallback_reasons", {}).items():
+        for reason, count in status["health"]["reasons"].items():
             reasons.add_metric([reason], count)
         yield reasons
+        yield GaugeMetricFamily("isochunk_healthy", "0 when something fails each time.", value=status["health"]["ok"])
         totals = status["totals"]
         for name, (metric, text) in _SUMS.items():
             yield CounterMetricFamily(f"isochunk_{metric}", text, value=totals[name])
