@@ -27,6 +27,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     """What isochunk logs; vLLM's loggers don't always hand it on."""
+    import vllm.logger  # noqa: F401 - its set-up takes the handlers of loggers below its own away
+
     logger = logging.getLogger("vllm.isochunk")
     logger.addHandler(caplog.handler)
     with caplog.at_level("INFO", logger="vllm.isochunk"):
