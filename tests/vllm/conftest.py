@@ -25,10 +25,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+def said(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> Iterator[pytest.LogCaptureFixture]:
     """What isochunk logs; vLLM's loggers don't always hand it on."""
-    import vllm.logger  # noqa: F401 - its set-up takes the handlers of loggers below its own away
-
+    engine_config(tmp_path)  # vLLM's first one sets up its loggers, and takes the handlers of those below its own away
     logger = logging.getLogger("vllm.isochunk")
     logger.addHandler(caplog.handler)
     with caplog.at_level("INFO", logger="vllm.isochunk"):

@@ -39,6 +39,7 @@ def test_what_fails_now_and_then_is_counted_and_stays_healthy(said: pytest.LogCa
         "ok": True,
         "broken": [],
         "failed": 3 * (IN_A_ROW - 1),
+        "reasons": {"it": 3 * (IN_A_ROW - 1)},
         "last_error": "it failed: KeyError: 'gone'",
     }
     assert len(messages(said)) == 1
