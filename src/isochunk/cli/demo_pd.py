@@ -14,11 +14,15 @@ from isochunk.bench.handover import Deployment, Handover, Say, hand_over, verdic
 from isochunk.cli.chat import ask
 from isochunk.cli.compare_page import short_chunks
 from isochunk.cli.demo_model import ENVIRON, MODEL_NAME, QUESTION, demo_model
+from isochunk.cli.machine import look
+from isochunk.cli.progress import still
 from isochunk.deployment.pd_nodes import Connector, Node, Role, need_connector, running_node, running_proxy
 
 __all__ = ["deployment", "pd_demo"]
 
 _LENGTHS = (300, 2000, 6000)
+_SHORTER = (300, 1000, 2000)
+_SLOW_TOKEN_S = 1e-3  # of one stage, in float32
 _COMMON = (
     # In float32 a node's answer does not depend on how its prompt was cut.
     *("--dtype", "float32", "--enforce-eager", "--served-model-name", MODEL_NAME, "--enable-prompt-tokens-details"),
@@ -38,13 +42,19 @@ def pd_demo(connector: str, *, output: Path, say: Say, json_only: bool) -> bool:
 
     chosen = need_connector(connector)
     say(f"model: {MODEL_NAME}, real weights (converted once, then cached)")
-    model = demo_model()
+    with still(lambda: "still looking at this machine and its model"):
+        model = demo_model()
+        machine = look()
+    say(str(machine))
+    lengths = _LENGTHS if machine.token_s["float32"] < _SLOW_TOKEN_S else _SHORTER
+    say(f"plan: one chat and prompts of {', '.join(map(str, lengths))} tokens, in float32; three servers start first")
     with deployment(model, chosen, logs=output, say=say) as where:
         say(f"{QUESTION} -")
         streamed = ask(where.proxy, MODEL_NAME, QUESTION, piece=_as_it_comes)
         print(file=sys.stderr)
         alone = ask(where.prefill, MODEL_NAME, QUESTION, salt="single")
-        handovers = hand_over(where, _LENGTHS, seed=secrets.randbits(32), say=say)
+        with still(lambda: "still handing over"):
+            handovers = hand_over(where, lengths, seed=secrets.randbits(32), say=say)
     wrong = verdict(handovers)
     if streamed != alone:
         wrong.insert(0, f"the chat's answer {streamed!r} differs from a single node's {alone!r}")
