@@ -1,0 +1,188 @@
+"""isochunk under load against the best fixed size and the published rule at its best size, on random cases.
+
+    python -m benchmarks.load_study --seeds 1,2                  # the train seeds: the law's constants are chosen on them
+    python -m benchmarks.load_study --seeds 101,102 --page       # held out: writes docs/load-cases.md and its picture
+
+Each case has its own sweeps: fifteen fixed sizes, and the rule with each of those as its first chunk. They do not
+depend on the law and are kept in ``results/load-study/`` (one file a seed, anew when the simulator changes).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from benchmarks.load_cases import KINDS, Case, cases
+from isochunk.core.planner import align
+from isochunk.simulator import simulate
+from isochunk.simulator.instance import Part, Prompts, Step, Steps
+from isochunk.simulator.policies import ChunkPolicy, fill
+
+ROOT = Path(__file__).resolve().parent.parent
+KEPT = Path("results/load-study")
+LATER, RULE_LATER = 1.03, 1.02  # a loss is more than that over the best fixed size, or the rule's best size
+
+
+class Outcome(NamedTuple):
+    """Mean TTFT of isochunk over that of the best fixed size, and of the rule at its best size, of one case."""
+
+    case: Case
+    size: int
+    over_fixed: float
+    first: int
+    over_rule: float
+
+
+class Fixed:
+    """vLLM's own way: as many tokens as fit. What the simulator's ``fixed`` does, without a planner to ask."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def cut(self, prompts: Prompts, in_flight: Steps, now: float) -> list[Part]:
+        """The next so many tokens of the queue."""
+        return fill(prompts, self._size)
+
+    def observe(self, step: Step) -> None:
+        """Nothing to learn."""
+
+
+class Rule(Fixed):
+    """The published rule on the true costs: every step takes the time of a first chunk of ``size`` tokens."""
+
+    def __init__(self, size: int, case: Case) -> None:
+        super().__init__(size)
+        self._model, self._block, self._limit = case.deployment.models[0], case.deployment.block, case.deployment.max_tokens
+        self._target = self._model.marginal(size)
+
+    def cut(self, prompts: Prompts, in_flight: Steps, now: float) -> list[Part]:
+        """As many tokens of the queue as take that time."""
+        model, seconds, room = self._model, self._target, self._limit
+        parts: list[Part] = []
+        for prompt in prompts:
+            chunk = model.marginal_chunk(seconds, prompt.history)
+            if chunk < prompt.remaining:
+                if parts and chunk < self._block:
+                    break
+                chunk = align(prompt.history, chunk, room, self._block)
+            chunk = min(int(chunk), prompt.remaining, room)
+            parts.append((prompt, chunk))
+            seconds -= model.marginal(chunk, prompt.history)
+            room -= chunk
+            if chunk < prompt.remaining or chunk == prompt.remaining and (room <= 0 or seconds <= 0):
+                break
+        return parts
+
+
+def mean_ttft(case: Case, policy: str | Callable[[], ChunkPolicy] = "optimal") -> float:
+    """Mean seconds to first token."""
+    return float(simulate(case.deployment, case.workload(), policy).ttft.mean())
+
+
+def sweeps(case: Case) -> dict[str, dict[int, float]]:
+    """Mean TTFT of every fixed size and of the rule with every first chunk but the smallest, from which it shrinks."""
+    return {
+        "fixed": {size: mean_ttft(case, partial(Fixed, size)) for size in case.sizes},
+        "rule": {size: mean_ttft(case, partial(Rule, size, case)) for size in case.sizes[4:]},
+    }
+
+
+def kept_sweeps(seed: int, some: Sequence[Case]) -> dict[str, dict[str, dict[int, float]]]:
+    """The sweeps of these cases of a seed, from its file where they are there."""
+    file = KEPT / f"{seed}-{_version()}.json"
+    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    saved = time.monotonic()
+    for case in some:
+        if case.name not in known:
+            known[case.name] = sweeps(case)
+        if time.monotonic() - saved > 20 or case is some[-1]:
+            saved = time.monotonic()
+            KEPT.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(known), encoding="utf-8")
+    return {
+        name: {policy: {int(size): ttft for size, ttft in row.items()} for policy, row in both.items()}
+        for name, both in known.items()
+    }
+
+
+def _version() -> str:
+    """Of all that a sweep depends on."""
+    sources = [ROOT / "benchmarks/load_cases.py", ROOT / "src/isochunk/core/cost.py"]
+    sources += sorted((ROOT / "src/isochunk/simulator").glob("*.py"))
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
+
+
+def study(seed: int, count: int, ttft: Callable[[Case], float] = mean_ttft) -> list[Outcome]:
+    """How isochunk does in each case of a seed."""
+    some = list(cases(seed, count))
+    swept = kept_sweeps(seed, some)
+    outcomes = []
+    for case in some:
+        fixed, rule = swept[case.name]["fixed"], swept[case.name]["rule"]
+        size, first = min(fixed, key=fixed.__getitem__), min(rule, key=rule.__getitem__)
+        own = ttft(case)
+        outcomes.append(Outcome(case, size, own / fixed[size], first, own / rule[first]))
+    return outcomes
+
+
+def summary(outcomes: Sequence[Outcome]) -> list[list[str]]:
+    """One row a kind of arrivals, and one of all."""
+    rows = []
+    for kind in ("all", *KINDS):
+        part = [o for o in outcomes if kind in ("all", o.case.kind)]
+        if not part:
+            continue
+        fixed, rule = [o.over_fixed for o in part], [o.over_rule for o in part]
+        rows.append(
+            [
+                kind,
+                str(len(part)),
+                *(f"{fmean(fixed):.3f}", str(sum(ratio > LATER for ratio in fixed)), f"{max(fixed):.3f}"),
+                *(f"{fmean(rule):.3f}", str(sum(ratio > RULE_LATER for ratio in rule)), f"{max(rule):.3f}"),
+            ]
+        )
+    return rows
+
+
+HEAD = ["arrivals", "cases", "mean", "above 1.03", "worst", "of the rule", "above 1.02", "worst of it"]
+
+
+def losses(outcomes: Sequence[Outcome]) -> list[list[str]]:
+    """The cases that are losses, worst first."""
+    lost = [o for o in outcomes if o.over_fixed > LATER or o.over_rule > RULE_LATER]
+    return [
+        [o.case.name, o.case.kind, o.case.traits, str(o.size), f"{o.over_fixed:.3f}", str(o.first), f"{o.over_rule:.3f}"]
+        for o in sorted(lost, key=lambda o: -max(o.over_fixed / LATER, o.over_rule / RULE_LATER))
+    ]
+
+
+LOSS_HEAD = ["case", "arrivals", "what", "best size", "over it", "best first", "over the rule"]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="1,2")
+    parser.add_argument("--count", type=int, default=300, help="cases of each seed")
+    parser.add_argument("--losses", type=int, default=30, help="print so many")
+    given = parser.parse_args()
+    outcomes = [o for seed in given.seeds.split(",") for o in study(int(seed), given.count)]
+    print(table(HEAD, summary(outcomes)))
+    print()
+    print(table(LOSS_HEAD, losses(outcomes)[: given.losses]))
+
+
+if __name__ == "__main__":
+    main()
