@@ -12,14 +12,16 @@ from pathlib import Path
 import numpy as np
 
 from isochunk.core.cost import CostModel
+from isochunk.core.curve import Curve
 from isochunk.simulator import ClosedLoop, Deployment, OpenLoop, Request, Workload
 
 __all__ = ["KINDS", "Case", "cases"]
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 BLOCK = 16
-COUNT = (40, 100)  # prompts of a case
-MOST_STEPS = 4000  # of the whole case in the smallest size, so that a study takes minutes
+COUNT = (40, 250)  # prompts of a case, least and most
+STEPS = 250  # of a case, about, where so many prompts are enough for that
+MOST_STEPS = 4000  # of a case in the smallest size, so that a study takes minutes
 
 
 class Thinking(ClosedLoop):
@@ -74,11 +76,11 @@ def _case(name: str, kind: str) -> Case:
         source, model = _cost(draw, stages)
         limit = draw.choice((2048, 4096, 8192, 16384, 32768, 65536))
         shape, lengths = _lengths(draw, limit)
-        count = draw.randint(*COUNT)
+        count = min(max(round(STEPS / _steps(model, stages, [lengths() for _ in range(20)])), COUNT[0]), COUNT[1])
         requests = _agents(draw, count, lengths) if kind == "agents" else _requests(draw, count, lengths)
         new = sum(r.tokens - r.cached for r in requests)
-        steps = sum(math.sqrt(stages * model.work(r.cached, r.tokens) / model.c0) for r in requests)
-        least = max(new / steps / 3, 64)
+        steps = _steps(model, stages, [r.tokens - r.cached for r in requests])
+        least = max(new / (count * steps) / 3, 64)
         if new / min(least, limit / 8) < MOST_STEPS:
             break
     load, workload = KINDS[kind](draw, model, limit, requests, stages)
@@ -91,6 +93,11 @@ def _case(name: str, kind: str) -> Case:
         workload=workload,
         sizes=tuple(sorted({round(size / BLOCK) * BLOCK for size in np.geomspace(min(least, limit / 8), limit, 15)})),
     )
+
+
+def _steps(model: CostModel, stages: int, lengths: list[int]) -> float:
+    """About how many steps are best for a prompt alone, mean over these lengths."""
+    return sum(math.sqrt(stages * model.work(0, tokens) / model.c0) for tokens in lengths) / len(lengths)
 
 
 def _between(draw: random.Random, low: float, high: float) -> float:
@@ -111,16 +118,14 @@ def _gpu_cost(draw: random.Random, stages: int) -> tuple[str, CostModel]:
     """A stage of a model whose linear layers were timed on a GPU; attention and KV reading as the data's page says."""
     curves = json.loads((DATA / "gpu_linear_layers.json").read_text(encoding="utf-8"))["curves"]
     name = draw.choice(sorted(curves))
-    curve = curves[name]
-    layers = curve["layers"] / stages
-    tokens, seconds = curve["tokens"], curve["seconds"]
-    half = len(tokens) // 2
-    slope = (seconds[-1] - seconds[half]) / (tokens[-1] - tokens[half])
-    floor = max(seconds[-1] - slope * tokens[-1], 0.0)
-    pair = 4 * curve["hidden"] / curve["tp"] / 350e12
-    kv = 2 * curve["hidden"] / draw.choice((1, 8)) * 2 / curve["tp"] / 2.5e12
+    measured = curves[name]
+    layers = measured["layers"] / stages
     fixed = _between(draw, 1e-3, 2e-2)
-    return name, CostModel(fixed + layers * floor, layers * slope, layers * pair, layers * kv)
+    seconds = fixed + layers * np.maximum.accumulate(measured["seconds"])
+    pair = 4 * measured["hidden"] / measured["tp"] / 350e12
+    kv = 2 * measured["hidden"] / draw.choice((1, 8)) * 2 / measured["tp"] / 2.5e12
+    curve = Curve(tuple(measured["tokens"]), tuple(seconds.tolist()))
+    return name, CostModel.measured(curve, layers * pair, layers * kv)
 
 
 def _lengths(draw: random.Random, limit: int) -> tuple[str, Callable[[], int]]:
