@@ -1,4 +1,4 @@
-"""Random cases of prompts that share a pipeline: costs, stages, limits, lengths, prefix hits and eight kinds of arrivals."""
+"""Random cases of prompts that share a pipeline: costs, stages, limits, lengths, hits and eight kinds of arrivals."""
 
 from __future__ import annotations
 
@@ -188,8 +188,7 @@ Arrivals = tuple[str, Callable[[], Workload]]
 
 def _open(requests: list[Request], times: list[float]) -> Callable[[], Workload]:
     arriving = [
-        Request(key=r.key, tokens=r.tokens, arrival=at, cached=r.cached)
-        for r, at in zip(requests, times, strict=True)
+        Request(key=r.key, tokens=r.tokens, arrival=at, cached=r.cached) for r, at in zip(requests, times, strict=True)
     ]
     return lambda: OpenLoop(arriving)
 

@@ -1,7 +1,7 @@
 """isochunk under load against the best fixed size and the published rule at its best size, on random cases.
 
-    python -m benchmarks.load_study --seeds 1,2                  # the train seeds: the law's constants are chosen on them
-    python -m benchmarks.load_study --seeds 101,102 --page       # held out: writes docs/load-cases.md and its picture
+    python -m benchmarks.load_study --seeds 1,2                  # train seeds: its constants are chosen on them
+    python -m benchmarks.load_study --seeds 101,102              # held out, for the verdict
 
 Each case has its own sweeps: fifteen fixed sizes, and the rule with each of those as its first chunk. They do not
 depend on the law and are kept in ``results/load-study/`` (one file a seed, anew when the simulator changes).
@@ -19,11 +19,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from benchmarks.load_cases import KINDS, Case, cases
-from isochunk.core.planner import align
+from benchmarks.load_cases import BLOCK, KINDS, Case, cases
+from isochunk.core.steps import StepPlanner
 from isochunk.simulator import simulate
-from isochunk.simulator.instance import Part, Prompts, Step, Steps
-from isochunk.simulator.policies import ChunkPolicy, fill
+from isochunk.simulator.scheduler import Queue, Steps
+from isochunk.simulator.share import ChunkPolicy, Share
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = Path("results/load-study")
@@ -40,45 +40,31 @@ class Outcome(NamedTuple):
     over_rule: float
 
 
-class Fixed:
-    """vLLM's own way: as many tokens as fit. What the simulator's ``fixed`` does, without a planner to ask."""
+class Fixed(ChunkPolicy):
+    """As many tokens as fit in a fixed size."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
+        self._share = Share(size)
 
-    def cut(self, prompts: Prompts, in_flight: Steps, now: float) -> list[Part]:
-        """The next so many tokens of the queue."""
-        return fill(prompts, self._size)
-
-    def observe(self, step: Step) -> None:
-        """Nothing to learn."""
+    def share(self, queue: Queue, in_flight: Steps, now: float) -> Share:
+        """The same in every step."""
+        return self._share
 
 
-class Rule(Fixed):
+class Rule(ChunkPolicy):
     """The published rule on the true costs: every step takes the time of a first chunk of ``size`` tokens."""
 
     def __init__(self, size: int, case: Case) -> None:
-        super().__init__(size)
-        self._model, self._block, self._limit = case.deployment.models[0], case.deployment.block, case.deployment.max_tokens
-        self._target = self._model.marginal(size)
+        deployment = case.deployment
+        self._model = deployment.models[0]
+        self._planner = StepPlanner(
+            stages=deployment.stages, max_chunk=deployment.max_tokens, block=deployment.block, min_chunk=BLOCK
+        )
+        self._planner.use("first_chunk", size)
 
-    def cut(self, prompts: Prompts, in_flight: Steps, now: float) -> list[Part]:
+    def share(self, queue: Queue, in_flight: Steps, now: float) -> Share:
         """As many tokens of the queue as take that time."""
-        model, seconds, room = self._model, self._target, self._limit
-        parts: list[Part] = []
-        for prompt in prompts:
-            chunk = model.marginal_chunk(seconds, prompt.history)
-            if chunk < prompt.remaining:
-                if parts and chunk < self._block:
-                    break
-                chunk = align(prompt.history, chunk, room, self._block)
-            chunk = min(int(chunk), prompt.remaining, room)
-            parts.append((prompt, chunk))
-            seconds -= model.marginal(chunk, prompt.history)
-            room -= chunk
-            if chunk < prompt.remaining or chunk == prompt.remaining and (room <= 0 or seconds <= 0):
-                break
-        return parts
+        return Share(self._planner.tokens(self._model, queue.prefills))
 
 
 def mean_ttft(case: Case, policy: str | Callable[[], ChunkPolicy] = "optimal") -> float:
@@ -158,7 +144,15 @@ def losses(outcomes: Sequence[Outcome]) -> list[list[str]]:
     """The cases that are losses, worst first."""
     lost = [o for o in outcomes if o.over_fixed > LATER or o.over_rule > RULE_LATER]
     return [
-        [o.case.name, o.case.kind, o.case.traits, str(o.size), f"{o.over_fixed:.3f}", str(o.first), f"{o.over_rule:.3f}"]
+        [
+            o.case.name,
+            o.case.kind,
+            o.case.traits,
+            str(o.size),
+            f"{o.over_fixed:.3f}",
+            str(o.first),
+            f"{o.over_rule:.3f}",
+        ]
         for o in sorted(lost, key=lambda o: -max(o.over_fixed / LATER, o.over_rule / RULE_LATER))
     ]
 
