@@ -11,6 +11,7 @@ import typer
 
 from isochunk.cli.estimates import say_estimate
 from isochunk.cli.rehearsed import rehearsed
+from isochunk.cli.rehearsed_nodes import serve_nodes
 from isochunk.vllm.virtual.rehearsal import Rehearsal, absolute
 
 __all__ = ["PASS_ON", "rehearse_command"]
@@ -33,6 +34,8 @@ def rehearse_command(
         int | None, typer.Option(help="Tokens that the KV cache holds; by default four prompts of --max-model-len.")
     ] = None,
     answer_tokens: Annotated[int, typer.Option(help="Tokens after which an answer ends by itself.")] = 256,
+    nodes: Annotated[int, typer.Option(min=1, help="P nodes; of more than one, the proxy in front.")] = 1,
+    decode_nodes: Annotated[int, typer.Option(min=1, help="Mock D nodes behind the proxy, with --nodes.")] = 1,
     trouble: Annotated[
         list[str] | None,
         typer.Option(help="What goes wrong, such as slow,stage=2,factor=3,at=10,seconds=5 (docs/rehearsal.md)."),
@@ -53,6 +56,9 @@ def rehearse_command(
         troubles=tuple(trouble or ()),
     )
     say_estimate(rehearsal.known())
+    if nodes > 1:
+        serve_nodes(rehearsal, context.args, stages=stages, nodes=nodes, decode_nodes=decode_nodes)
+        return
     command, environment = rehearsed(rehearsal, context.args, os.environ, stages=stages)
     print(f"isochunk: python {' '.join(map(shlex.quote, command[1:]))}", file=sys.stderr, flush=True)
     os.execve(command[0], command, environment)

@@ -155,16 +155,18 @@ def running_proxy(
     *,
     log: Path,
     program: Sequence[str] = ("-m", "isochunk", "proxy"),
+    port: int | None = None,
 ) -> Iterator[str]:
     """``isochunk proxy`` in front of these nodes; yields its URL.
 
     Args:
         program: what Python runs, with the proxy's arguments behind it.
+        port: where it listens; a free one when left out.
 
     Raises:
         ConfigError: it ended, or found no P or no D node that can be used.
     """
-    port = free_port()
+    port = port or free_port()
     url = f"http://{_HOST}:{port}"
     command = [sys.executable, *program, *proxy_command(connector, prefill, decode, port)]
     with running_process(command, dict(os.environ), health=f"{url}/healthcheck", log=log):

@@ -74,7 +74,7 @@ class VirtualExecutor(Executor):  # type: ignore[misc]
         self._vocabulary = Vocabulary(self._tokenizer(), self._end(), rehearsal.answer_tokens)
         self._waiting: tuple[Step, Any, list[str]] | None = None
         self._began = False
-        self._busy_s, self._steps = 0.0, 0
+        self._busy_s, self._steps, self._entered = 0.0, 0, 0
         self._channel = Channel(rehearsal.channel, self._told)
         logger.info("%d virtual stages stand in for workers: %s", self._stages.pipeline.stages, self._stages.as_dict())
 
@@ -195,6 +195,7 @@ class VirtualExecutor(Executor):  # type: ignore[misc]
         decodes = [histories[key] for key in chunks if key in decoding]
         step = self._stages.enter([chunks[key] for key in prompts], [histories[key] for key in prompts], decodes)
         samples = [key for key, chunk in chunks.items() if histories[key] + chunk >= self._answers[key].known]
+        self._entered += 1
         self._waiting = (step, scheduled, samples)
 
     def _output(self, scheduled: Any, samples: list[str], grammar: Any) -> ModelRunnerOutput:
@@ -258,6 +259,7 @@ class VirtualExecutor(Executor):  # type: ignore[misc]
             "told": told,
             "profile": self._rehearsal.profile,
             "steps": self._steps,
+            "entered": self._entered,
             "executor_seconds_a_step": each,
             **self._stages.as_dict(),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,10 @@ from isochunk.vllm import compat
 from isochunk.vllm.virtual.rehearsal import Rehearsal
 
 __all__ = ["check", "stand_in"]
+
+logger = logging.getLogger("vllm.isochunk.virtual")
+
+_CONNECTOR = "VirtualConnector"
 
 
 def stand_in() -> None:
@@ -25,7 +30,7 @@ def stand_in() -> None:
 
 
 def check(vllm_config: Any, rehearsal: Rehearsal) -> None:
-    """Refuse what virtual stages can't rehearse.
+    """Refuse what virtual stages can't rehearse, and let KV be handed over without any being there.
 
     Raises:
         ConfigError: names the option and the remedy.
@@ -48,6 +53,11 @@ def check(vllm_config: Any, rehearsal: Rehearsal) -> None:
             "raise the first, or lower the second"
         )
     rehearsal.stages(stages).close()
+    transfer = vllm_config.kv_transfer_config
+    if transfer is not None and transfer.kv_connector not in (None, _CONNECTOR):
+        logger.warning("isochunk: %s moves KV of real workers; in this rehearsal it is free", transfer.kv_connector)
+        transfer.kv_connector = _CONNECTOR
+        transfer.kv_connector_module_path = "isochunk.vllm.virtual.connector"
 
 
 _NEEDS_A_WORKER: dict[str, Callable[[Any], bool]] = {
