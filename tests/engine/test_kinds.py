@@ -1,4 +1,4 @@
-"""Models and modes beside those of test_server: served under isochunk's plans on a real engine.
+"""Models and modes beside those of test_server, on virtual stages where the model itself does not matter.
 
 With pipeline stages the workers of vLLM's CPU build (0.32.0) fail on LoRA adapters (`intermediate_tensors is not None`)
 and on n-gram speculation (no attribute `drafter`), so these are not tried here.
@@ -9,6 +9,7 @@ import io
 import json
 import os
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed: these tests start real servers")
 
-from benchmarks.models import ENVIRON, QWEN3, isochunk_options, options, random_model, tiny_qwen3
+from benchmarks.models import ENVIRON, QWEN3, isochunk_options, options, random_model
+from isochunk import CostModel
+from isochunk.cli.rehearsed import running_rehearsal, tiny_model
 from isochunk.core.errors import ConfigError
 from isochunk.deployment.server import running_server
+from isochunk.vllm.virtual.rehearsal import Rehearsal
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -78,23 +82,13 @@ BLIP2 = {
 }
 
 
-@pytest.fixture(autouse=True)
-def two_cores() -> None:
-    if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("two pipeline stages need two cores")
+def chosen(folder: Path, *more: str) -> list[str]:
+    return [*options("tiny-qwen3", LONGEST, max_tokens=4096), *isochunk_options(profile=str(folder / "p.json")), *more]
 
 
-def status_after_twice(model: Path, folder: Path, *more: str) -> dict[str, Any]:
+def status_after_twice(url: str) -> dict[str, Any]:
     """Serve one prompt of 5000 tokens twice under isochunk; what the server says after that."""
-    chosen = [
-        *options("tiny-qwen3", LONGEST, max_tokens=4096),
-        *isochunk_options(profile=str(folder / "p.json")),
-        *more,
-    ]
-    with (
-        running_server(model, chosen, log=folder / "server.log", environ=ENVIRON) as url,
-        httpx.Client(base_url=url, timeout=300) as client,
-    ):
+    with httpx.Client(base_url=url, timeout=300) as client:
         prompt = random.choices(range(100, 40_000), k=LONGEST)
         body = {"model": "tiny-qwen3", "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
         for _ in range(2):
@@ -111,15 +105,28 @@ def status_after_twice(model: Path, folder: Path, *more: str) -> dict[str, Any]:
     return told
 
 
+def virtual(folder: Path) -> Rehearsal:
+    """Two stages with the costs of a tiny Qwen3 on two cores."""
+    costs = folder / "costs.json"
+    costs.write_text(json.dumps(CostModel(c0=0.0059, c1=18e-6, c2=20e-9, c3=0.56e-6).as_dict()))
+    return Rehearsal(profile=str(costs))
+
+
 def test_a_hybrid_model_is_served_in_whole_blocks_where_vllm_needs_them(tmp_path: Path) -> None:
-    told = status_after_twice(random_model(tmp_path / "qwen3-next", QWEN3_NEXT), tmp_path, "--enforce-eager")
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("two pipeline stages need two cores")
+    model, options = random_model(tmp_path / "qwen3-next", QWEN3_NEXT), chosen(tmp_path, "--enforce-eager")
+    with running_server(model, options, log=tmp_path / "server.log", environ=ENVIRON) as url:
+        told = status_after_twice(url)
     assert told["alignment"] == told["block_size"]
     for prompt in told["prompts"]:
         assert all(chunk % told["alignment"] == 0 for chunk in prompt["chunks"][:-1])
 
 
-def test_compiled_and_without_prefix_caching(tmp_path: Path) -> None:
-    told = status_after_twice(tiny_qwen3(), tmp_path, "--no-enable-prefix-caching")
+def test_without_prefix_caching_every_token_is_computed(tmp_path: Path) -> None:
+    options = chosen(tmp_path, "--no-enable-prefix-caching")
+    with running_rehearsal(virtual(tmp_path), options, log=tmp_path / "server.log") as url:
+        told = status_after_twice(url)
     assert [prompt["cached"] for prompt in told["prompts"]] == [0, 0]
 
 
@@ -127,7 +134,7 @@ def blip2(folder: Path) -> Path:
     """A BLIP-2 with random weights; a picture is 32 tokens at the start of the prompt."""
     from transformers import AutoTokenizer
 
-    random_model(folder, BLIP2)
+    shutil.copytree(tiny_model(), folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
     tokenizer.save_pretrained(folder)
@@ -150,17 +157,15 @@ def picture_url() -> str:
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_prompts_with_images_are_planned_unless_vllm_must_keep_them_whole(tmp_path: Path, whole: bool) -> None:
-    chosen = [
-        *options("blip2", LONGEST, max_tokens=4096),
-        *isochunk_options(profile="off"),
-        *("--load-format", "dummy", "--enforce-eager"),
-        *(["--disable-chunked-mm-input"] if whole else []),
+    options = [
+        str(blip2(tmp_path / "blip2")),
+        *chosen(tmp_path, *(["--disable-chunked-mm-input"] if whole else [])),
     ]
     text = {"type": "text", "text": "word " * 2000}
     content = [text, {"type": "image_url", "image_url": {"url": picture_url()}}, text]
-    body = {"model": "blip2", "messages": [{"role": "user", "content": content}], "max_tokens": 4}
+    body = {"model": "tiny-qwen3", "messages": [{"role": "user", "content": content}], "max_tokens": 4}
     with (
-        running_server(blip2(tmp_path / "blip2"), chosen, log=tmp_path / "server.log", environ=ENVIRON) as url,
+        running_rehearsal(virtual(tmp_path), options, log=tmp_path / "server.log") as url,
         httpx.Client(base_url=url, timeout=300) as client,
     ):
         response = client.post("/v1/chat/completions", json=body)
@@ -175,8 +180,6 @@ def test_prompts_with_images_are_planned_unless_vllm_must_keep_them_whole(tmp_pa
 def test_a_deployment_that_cannot_work_ends_with_the_reason(tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match=r"(?s)ended with exit code 1.*--pipeline-parallel-size 1: isochunk plans"),
-        running_server(
-            tiny_qwen3(), options("tiny-qwen3", LONGEST, stages=1), log=tmp_path / "server.log", environ=ENVIRON
-        ),
+        running_rehearsal(virtual(tmp_path), stages=1, log=tmp_path / "server.log"),
     ):
         pass
