@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from isochunk.cli.rehearsed import running_rehearsal
+from isochunk.cli.rehearsed import MODEL_NAME, running_rehearsal
 from isochunk.core.errors import ConfigError
 from isochunk.deployment.pd_nodes import Node, running_proxy
 from isochunk.deployment.server import free_port, running_process
@@ -70,7 +70,8 @@ def running_nodes(
         prefill = [start(1)]
         with ThreadPoolExecutor(_STARTERS) as pool:
             prefill += pool.map(start, range(2, nodes + 1))
-        decode = [stack.enter_context(_decoder(logs / f"D{number + 1}.log")) for number in range(decode_nodes)]
+        name = _served_name(arguments)
+        decode = [stack.enter_context(_decoder(name, logs / f"D{number + 1}.log")) for number in range(decode_nodes)]
         places = ([Node(url, 0) for url in urls] for urls in (prefill, decode))
         proxy = stack.enter_context(running_proxy("nixl", *places, log=logs / "proxy.log", port=port))
         yield Nodes(proxy, tuple(prefill))
@@ -98,12 +99,22 @@ def serve_nodes(
 
 
 @contextmanager
-def _decoder(log: Path) -> Iterator[str]:
+def _decoder(name: str, log: Path) -> Iterator[str]:
     port = free_port()
-    command = [sys.executable, "-m", "isochunk.proxy.mock", "decode", "--port", str(port), "--ignore-kv"]
+    mock = ["-m", "isochunk.proxy.mock", "decode", "--ignore-kv", "--model", name]
+    command = [sys.executable, *mock, "--port", str(port)]
     url = f"http://127.0.0.1:{port}"
     with running_process(command, dict(os.environ), health=f"{url}/health", log=log):
         yield url
+
+
+def _served_name(arguments: Sequence[str]) -> str:
+    """What the P nodes call their model."""
+    for index, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        if name == "--served-model-name":
+            return value if equals else arguments[index + 1]
+    return arguments[0] if arguments and not arguments[0].startswith("-") else MODEL_NAME
 
 
 def _without_place(arguments: Sequence[str]) -> tuple[list[str], int | None]:

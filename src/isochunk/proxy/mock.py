@@ -16,7 +16,7 @@ import socket
 import uvicorn
 
 from isochunk.core.cost import CostModel
-from isochunk.proxy.mock_node import MockNode
+from isochunk.proxy.mock_node import MODEL, MockNode
 from isochunk.proxy.price import NodeModel
 
 __all__ = ["main"]
@@ -36,6 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--ignore-kv", action="store_true", help="D answers without fetching any KV")
     parser.add_argument("--interval", type=float, default=0.0, help="seconds between two words of D")
     parser.add_argument("--filler", type=int, default=0, help="characters added to each word of D")
+    parser.add_argument("--model", default=MODEL, help="name of the model that it serves")
     given = parser.parse_args(arguments)
     model = None
     if given.coefficients:
@@ -49,6 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
         ignore_kv=given.ignore_kv,
         interval_s=given.interval,
         filler=given.filler,
+        name=given.model,
     )
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

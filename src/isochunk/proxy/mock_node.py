@@ -24,7 +24,7 @@ from isochunk.proxy.errors import ClientGoneError, ProxyError
 from isochunk.proxy.mock_client import Client
 from isochunk.proxy.price import NodeModel
 
-__all__ = ["MockNode"]
+__all__ = ["MODEL", "MockNode"]
 
 MODEL = "mock"
 _ONE_NODE = ("/tokenize", "/v1/responses", "/v1/messages", "/v1/embeddings")
@@ -44,6 +44,7 @@ class MockNode:
         ignore_kv: D answers without fetching any KV.
         interval_s: seconds between two words of D.
         filler: characters added to each word of D.
+        name: of the model that it serves.
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class MockNode:
         ignore_kv: bool = False,
         interval_s: float = 0.0,
         filler: int = 0,
+        name: str = MODEL,
     ) -> None:
+        self.name = name
         self.role = role
         self.model = model
         self.hide_model = hide_model
@@ -122,7 +125,7 @@ class MockNode:
             self.body = request = json.loads(data)
         except ValueError as error:
             raise ProxyError(400, "invalid_request_error", f"not JSON: {error}") from error
-        if request.get("model") != MODEL:
+        if request.get("model") != self.name:
             raise ProxyError(404, "not_found_error", f"The model {request.get('model')!r} does not exist.")
         if self.knobs.empty:
             await client.answer(200, _JSON, b"")
@@ -240,7 +243,7 @@ class MockNode:
         return JSONResponse({}, 404 if known is None else 200)
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+        return JSONResponse({"object": "list", "data": [{"id": self.name, "object": "model"}]})
 
     async def _one_node(self, request: Request) -> Response:
         """Says who answers; in a stream when that is asked for."""
