@@ -19,7 +19,7 @@ import json
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import exp, log
 from pathlib import Path
 from statistics import fmean, median
@@ -27,10 +27,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.curves import gpu_models
 from benchmarks.load import poisson, random_requests
 from isochunk.bench.client import Server
 from isochunk.bench.load import send
 from isochunk.cli.rehearsed import running_rehearsal
+from isochunk.core.profile import Profile, save_profile
+from isochunk.simulator.silicon import Silicon, estimate
 from isochunk.vllm.virtual.rehearsal import Rehearsal
 
 RESULTS = Path(__file__).parent / "results" / "rehearsal.json"
@@ -47,17 +50,46 @@ Rounds = list[dict[str, dict[str, float]]]
 
 @dataclass(frozen=True)
 class Model:
-    """A profile, and how many times as fast its clocks run."""
+    """Where a profile comes from, and how many times as fast its clocks run.
 
-    profile: str
+    Attributes:
+        profile: a published name; with ``silicon`` a file is made.
+        silicon: a deployment whose kernels were measured, or a curve of `benchmarks.curves` by its name.
+    """
+
     speed: float
+    profile: str = ""
+    silicon: Silicon | str | None = None
+
+    def file(self, stages: int, folder: Path) -> str:
+        """What ``--profile`` takes, for so many stages."""
+        if self.silicon is None:
+            return self.profile
+        if isinstance(self.silicon, str):
+            profile = Profile(model=gpu_models(stages)[self.silicon])
+        else:
+            profile = estimate(replace(self.silicon, stages=stages, longest=MIXED[1] * 4))
+        path = folder / f"profile-{stages}.json"
+        save_profile(path, profile)
+        return str(path.resolve())
 
 
+LLAMA, DEEPSEEK = "meta-llama/Meta-Llama-3.1-70B", "deepseek-ai/DeepSeek-V3"
 MODELS = {
-    "kimi": Model("kimi-k2.5-mxfp4@mi355x/pp4tp1", 8),
-    "deepseek-mid": Model("deepseek-v3.1-w8a8@atlas-a3/pp2tp8/mid", 32),
-    "deepseek-hi": Model("deepseek-v3.1-w8a8@atlas-a3/pp2tp8/hi", 48),
-    "qwen3-235b": Model("qwen3-235b@atlas-a3/pp2tp8/mid", 16),
+    "kimi": Model(8, "kimi-k2.5-mxfp4@mi355x/pp4tp1"),
+    "deepseek-mid": Model(32, "deepseek-v3.1-w8a8@atlas-a3/pp2tp8/mid"),
+    "deepseek-hi": Model(48, "deepseek-v3.1-w8a8@atlas-a3/pp2tp8/hi"),
+    "qwen3-235b": Model(16, "qwen3-235b@atlas-a3/pp2tp8/mid"),
+    "curve-llama2-70b-h100": Model(1, silicon="Llama-2-70b-hf@h100/tp8"),
+    "curve-llama2-7b-h100": Model(1, silicon="Llama-2-7b-hf@h100/tp1"),
+    "h100-llama-70b": Model(2, silicon=Silicon(system="h100_sxm", model=LLAMA, tensor_parallel=4)),
+    "b200-llama-70b": Model(2, silicon=Silicon(system="b200_sxm", model=LLAMA, tensor_parallel=2)),
+    "a100-llama-70b": Model(2, silicon=Silicon(system="a100_sxm", model=LLAMA, tensor_parallel=8)),
+    "h200-deepseek": Model(2, silicon=Silicon(system="h200_sxm", model=DEEPSEEK, tensor_parallel=8)),
+    "b200-deepseek": Model(2, silicon=Silicon(system="b200_sxm", model=DEEPSEEK, tensor_parallel=8)),
+    "h200-qwen3-235b": Model(
+        2, silicon=Silicon(system="h200_sxm", model="Qwen/Qwen3-235B-A22B-FP8", tensor_parallel=4)
+    ),
 }
 
 
@@ -155,13 +187,13 @@ async def under_load(
     return {"ttft_s": fmean(times), "p90_s": float(np.percentile(times, 90)), "tokens_per_s": sum(lengths) / span}
 
 
-async def measure(url: str, load: Load, rate: float, seed: int) -> dict[str, dict[str, float]]:
+async def measure(url: str, load: Load, rate: float, seed: int, arms: list[Arm]) -> dict[str, dict[str, float]]:
     """One round of a load: every arm, in random order."""
     generator = random.Random(f"common {seed} {load.label}")
     common = generator.choices(range(100, 40_000), k=MIXED[1]) if load.hits else []
     measured = {}
     async with Server(url, timeout=3600) as server:
-        for arm in random.sample(ARMS, len(ARMS)):
+        for arm in random.sample(arms, len(arms)):
             if load.tokens:
                 measured[arm.label] = await alone(server, arm, load)
             else:
@@ -195,40 +227,45 @@ def wanted(given: argparse.Namespace, book: Book) -> Iterator[tuple[str, int, li
                 yield name, stages, missing
 
 
-def capacity(book: Book, name: str, stages: int) -> float | None:
+def capacity(book: Book, name: str, stages: int, speed: float) -> float | None:
     """Mixed prompts a second that isochunk served at 16 at a time, on the clocks; None when not measured yet."""
     rounds = book.rounds(key_of(name, stages, Load(clients=16)))
     if not rounds:
         return None
     typical = fmean(Load().lengths(7, 10_000))
-    return fmean(one[OURS]["tokens_per_s"] for one in rounds) * MODELS[name].speed / typical
+    return fmean(one[OURS]["tokens_per_s"] for one in rounds) * speed / typical
 
 
 def run(given: argparse.Namespace, book: Book) -> None:
     deadline = time.monotonic() + given.seconds
+    arms = [arm for arm in ARMS if arm.label.startswith(tuple(given.arms.split(",")))]
     for name, stages, loads in wanted(given, book):
         if time.monotonic() > deadline:
             return
-        model = MODELS[name]
+        model = MODELS[name] if given.speed is None else replace(MODELS[name], speed=given.speed)
         options = [
             *("--max-num-batched-tokens", str(LIMIT), "--max-model-len", str(max(given.longest, MIXED[1]) + 256)),
             *("--disable-log-stats", *given.options.split()),
         ]
         print(f"# {name}, {stages} stages, clocks {model.speed:g} times as fast", flush=True)
         with running_rehearsal(
-            Rehearsal(profile=model.profile, speed=model.speed), options, stages=stages, log=given.log
+            Rehearsal(profile=model.file(stages, given.log.parent), speed=model.speed),
+            options,
+            stages=stages,
+            log=given.log,
         ) as url:
             for load in loads:
                 key = key_of(name, stages, load)
-                full = capacity(book, name, stages)
+                full = capacity(book, name, stages, model.speed)
                 if load.part and full is None:
                     print(f"{key}: measure 16 clients first", flush=True)
                     continue
                 for seed in range(len(book.rounds(key)), given.rounds):
                     if time.monotonic() > deadline:
                         return
-                    measured = asyncio.run(measure(url, load, load.part * (full or 0.0), seed))
+                    measured = asyncio.run(measure(url, load, load.part * (full or 0.0), seed, arms))
                     about = {"model": name, "stages": stages, "load": asdict(load), "options": given.options}
+                    about["speed"] = model.speed
                     book.add(key, about, scaled(measured, model.speed))
                 print(row(key, book.rounds(key)), flush=True)
 
@@ -247,6 +284,9 @@ def row(key: str, rounds: Rounds) -> str:
     """isochunk over the best fixed size and over the best first size of the rule: median and spread of rounds."""
     cells = [f"{fmean(one[OURS]['ttft_s'] for one in rounds):.3g} s"]
     for kind in ("fixed", "rule"):
+        if not any(label.startswith(kind) for label in rounds[0]):
+            cells.append("-")
+            continue
         label = best(rounds, kind)
         found = ratios(rounds, "ttft_s", label)
         text = f"{median(found):.3f} ({found[0]:.3f}-{found[-1]:.3f}) of {label}"
@@ -271,6 +311,8 @@ def main() -> None:
     parser.add_argument("--stages", default="2,4,8,16")
     parser.add_argument("--loads", default="alone,closed,poisson")
     parser.add_argument("--longest", type=int, default=131_072, help="longest prompt alone, up to 1048576")
+    parser.add_argument("--arms", default="isochunk,rule,fixed", help="beginnings of the arms' names")
+    parser.add_argument("--speed", type=float, help="of the clocks, in place of the model's own")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seconds", type=float, default=1e9, help="start no round after so many seconds")
     parser.add_argument("--options", default="", help="more options for vLLM, such as --no-async-scheduling")

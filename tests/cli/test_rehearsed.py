@@ -2,7 +2,9 @@ import json
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from isochunk.cli.app import app
 from isochunk.cli.rehearsed import MODEL_NAME, rehearsed, tiny_model
 from isochunk.core.errors import ConfigError
 from isochunk.vllm.virtual.rehearsal import Rehearsal, rehearsal_of
@@ -60,3 +62,20 @@ def test_a_profile_that_does_not_tell_its_stages_needs_the_option(tmp_path: Any)
     path.write_text('{"c0": 0.01, "c1": 1e-5, "c2": 1e-9}')
     with pytest.raises(ConfigError, match="add --stages"):
         rehearsed(Rehearsal(profile=str(path)), [], {})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--profile", "nothing.json"], "--profile nothing.json is no file and no published profile"),
+        (["--profile", KIMI.profile, "--speed", "0"], "--speed 0"),
+        (["--profile", KIMI.profile, "--kv-tokens", "0"], "--kv-tokens 0"),
+        (["--profile", KIMI.profile, "--trouble", "flood"], "--trouble flood"),
+        (["--profile", KIMI.profile, "--nodes", "2", "--port", "x"], "--port 'x'"),
+        (["--profile", KIMI.profile, "--nodes", "2", "--host", "0.0.0.0"], "--host 0.0.0.0"),
+    ],
+)
+def test_a_wrong_option_is_named_before_anything_starts(arguments: list[str], named: str) -> None:
+    result = CliRunner().invoke(app, ["rehearse", *arguments])
+    assert result.exit_code != 0
+    assert named in str(result.exception)

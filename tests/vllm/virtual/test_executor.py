@@ -157,6 +157,19 @@ def test_the_words_that_are_said_have_a_probability_of_one(engine: Made) -> None
         assert len(set(logprobs.logprob_token_ids[0])) == 4
 
 
+def test_a_prompts_own_tokens_have_a_probability_of_one_too(engine: Made) -> None:
+    core = engine(max_num_batched_tokens=256)
+    request = add(core, "a", 600, max_tokens=2, prompt_logprobs=2, ignore_eos=True)
+    found = []
+    while core.scheduler.has_requests() or core.batch_queue:
+        outputs, _ = core.step_fn()
+        found += [o.new_prompt_logprobs_tensors for each in (outputs or {}).values() for o in each.outputs]
+    first, *later = found
+    assert first.logprob_token_ids[:, 0].tolist() == request.prompt_token_ids[1:]
+    assert first.logprobs[:, 0].tolist() == [0.0] * 599
+    assert not any(later)
+
+
 def test_what_needs_a_worker_is_refused_and_named(engine: Made) -> None:
     core = engine()
     for what in ("add_lora", "profile", "sleep", "save_sharded_state", "reload_weights"):

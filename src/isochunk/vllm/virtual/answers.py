@@ -39,11 +39,13 @@ class Answer:
         prompt: tokens of its prompt.
         known: tokens that are known of it: the prompt, and what was sampled.
         parameters: vLLM's sampling parameters.
+        prompt_tokens: kept when the request asks for their probabilities.
     """
 
     prompt: int
     known: int
     parameters: Any
+    prompt_tokens: Sequence[int] | None = None
 
     def token(self, vocabulary: Vocabulary) -> int:
         """The next token: a word, one that the request allows, or the end."""
@@ -72,7 +74,10 @@ def certain(tokens: Sequence[int], most: int) -> tuple[np.ndarray, np.ndarray, n
 
     Shapes (tokens, most + 1) twice and (tokens,).
     """
-    ids = np.array([[token, *(other for other in range(most + 1) if other != token)][: most + 1] for token in tokens])
-    values = np.full((len(tokens), most + 1), _NEVER, dtype=np.float32)
+    chosen = np.array(tokens, dtype=np.int64)[:, None]
+    others = np.broadcast_to(np.arange(most), (len(tokens), most))
+    # From the first token that was chosen itself on, the others move by one.
+    ids = np.concatenate([chosen, others + (others >= chosen)], axis=1)
+    values = np.full(ids.shape, _NEVER, dtype=np.float32)
     values[:, 0] = 0.0
     return ids, values, np.ones(len(tokens), dtype=np.int64)

@@ -9,14 +9,14 @@ from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
+import torch
 from vllm.distributed.utils import get_pp_indices
 from vllm.logger import init_logger
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec
-from vllm.v1.kv_cache_layout import KVCacheLayout
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsLists, ModelRunnerOutput
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsLists, LogprobsTensors, ModelRunnerOutput
 
 from isochunk.core.errors import ConfigError
 from isochunk.vllm.probe import PREFIX
@@ -106,7 +106,9 @@ class VirtualExecutor(Executor):  # type: ignore[misc]
         return [blocks * page * len(range(*self._layers(stage))) for stage in range(stages)]
 
     def get_supported_kv_cache_layouts(self) -> list[list[str]]:
-        """All: nothing is ever laid out."""
+        """All: nothing is ever laid out. Versions before 0.30 don't ask."""
+        from vllm.v1.kv_cache_layout import KVCacheLayout
+
         return [[layout.name for layout in KVCacheLayout]] * self._stages.pipeline.stages
 
     def collective_rpc(
@@ -131,6 +133,9 @@ class VirtualExecutor(Executor):  # type: ignore[misc]
         future: Future[list[Any]] = Future()
         future.set_result(answers)
         return future
+
+    def initialize_from_config(self, kv_cache_configs: Any) -> None:
+        """There is no memory to take. Versions before 0.30 compile here too."""
 
     def compile_or_warm_up_model(self) -> None:
         """There is nothing to compile."""
@@ -178,7 +183,9 @@ class VirtualExecutor(Executor):  # type: ignore[misc]
         for new in scheduled.scheduled_new_reqs:
             histories[new.req_id] = new.num_computed_tokens
             known = len(new.prefill_token_ids) if new.prefill_token_ids else new.prompt_len
-            self._answers[new.req_id] = Answer(new.prompt_len, known, new.sampling_params)
+            answer = self._answers[new.req_id] = Answer(new.prompt_len, known, new.sampling_params)
+            if new.sampling_params.prompt_logprobs is not None:
+                answer.prompt_tokens = new.prompt_token_ids
             if not self._began and not new.req_id.startswith(PREFIX):
                 self._began = True
                 self._stages.begin()
@@ -210,7 +217,20 @@ class VirtualExecutor(Executor):  # type: ignore[misc]
             req_id_to_index={key: at for at, key in enumerate(keys)},
             sampled_token_ids=[[said[key]] if key in said else [] for key in keys],
             logprobs=self._logprobs(keys, said),
+            prompt_logprobs_dict={key: self._prompt_logprobs(key) for key in said if self._wants_prompt(key)},
         )
+
+    def _wants_prompt(self, key: str) -> bool:
+        """Whether this is the first token of a request that asks for its prompt's probabilities."""
+        answer = self._answers[key]
+        return answer.prompt_tokens is not None and answer.known == answer.prompt
+
+    def _prompt_logprobs(self, key: str) -> LogprobsTensors:
+        answer = self._answers[key]
+        assert answer.prompt_tokens is not None
+        most = answer.parameters.prompt_logprobs
+        arrays = certain(answer.prompt_tokens[1:], self.model_config.get_vocab_size() - 1 if most < 0 else most)
+        return LogprobsTensors(*map(torch.from_numpy, arrays))
 
     def _logprobs(self, keys: list[str], said: dict[str, int]) -> LogprobsLists | None:
         """Of the tokens that were said, when a request asks for them: there is no doubt about any."""
@@ -269,7 +289,6 @@ class VirtualExecutor(Executor):  # type: ignore[misc]
 _NOTHING_TO_DO: dict[str, Any] = {
     "get_supported_tasks": ("generate",),
     "check_health": None,
-    "initialize_from_config": None,
     "set_kv_cache_layout": None,
     "update_max_model_len": None,
     "reset_mm_cache": None,

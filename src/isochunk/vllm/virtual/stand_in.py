@@ -65,6 +65,9 @@ _NEEDS_A_WORKER: dict[str, Callable[[Any], bool]] = {
     "--speculative-config": lambda config: config.speculative_config is not None,
     "--profiler-config": lambda config: config.profiler_config.profiler is not None,
     "--enable-sleep-mode": lambda config: config.model_config.enable_sleep_mode,
+    "--enable-return-routed-experts": lambda config: bool(
+        getattr(config.model_config, "enable_return_routed_experts", False)
+    ),
     "--weight-transfer-config": lambda config: config.weight_transfer_config is not None,
     "--ec-transfer-config": lambda config: config.ec_transfer_config is not None,
     "--runner pooling": lambda config: config.model_config.runner_type != "generate",
