@@ -50,6 +50,7 @@ class Command:
         role: ``prefill`` or ``decode`` where the file says it.
         host: where it runs, when the file says it.
         published: pairs of a host's port and the container's port that it leads to.
+        image: the container's image; ``contained``: it is a container on the machine of the others of its file.
         foreground: whether a script waits for its end, so that what comes later does not run beside it.
         clustered: whether its script joins a cluster of machines, so that its own devices say nothing.
         devices: how many accelerators it is given, when something says it.
@@ -65,6 +66,8 @@ class Command:
     role: str | None = None
     host: str | None = None
     published: tuple[tuple[int, int], ...] = ()
+    image: str = ""
+    contained: bool = False
     foreground: bool = False
     clustered: bool = False
     devices: int | None = None

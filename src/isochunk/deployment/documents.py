@@ -207,10 +207,12 @@ def _text(value: Any) -> str:
 def _service(name: str, service: Any, file: str) -> Iterator[Started]:
     service = _mapping(service, file, f"service {name}")
     host = None if service.get("network_mode") == "host" else name
-    reserved = _reserved(service)
+    reserved, chosen = _reserved(service)
+    env = _environment(service.get("environment"), f"{file}: {name}")
     base = Command(
         words=(),
-        env=_environment(service.get("environment"), f"{file}: {name}"),
+        env={"NVIDIA_VISIBLE_DEVICES": chosen, **env} if chosen else env,
+        contained=True,
         place=Place(file, getattr(service.get("command"), "line", 0)),
         name=name,
         role=_role_in(name),
@@ -221,17 +223,18 @@ def _service(name: str, service: Any, file: str) -> Iterator[Started]:
     yield from _container(base, service.get("entrypoint"), service.get("command"), str(service.get("image", "")), file)
 
 
-def _reserved(service: Mapping[str, Any]) -> int | None:
+def _reserved(service: Mapping[str, Any]) -> tuple[int | None, str]:
+    """How many devices a service reserves, and their names where it says them."""
     deploy: Any = service.get("deploy")
     for key in ("resources", "reservations", "devices"):
         deploy = deploy.get(key) if isinstance(deploy, Mapping) else None
     for device in deploy if isinstance(deploy, list) else []:
         if isinstance(device, Mapping):
             if isinstance(device.get("device_ids"), list):
-                return len(device["device_ids"])
+                return len(device["device_ids"]), ",".join(map(str, device["device_ids"]))
             if isinstance(device.get("count"), int):
-                return int(device["count"])
-    return None
+                return int(device["count"]), ""
+    return None, ""
 
 
 def _ports(ports: Any) -> Iterator[tuple[int, int]]:
@@ -248,6 +251,7 @@ def _role_in(name: str) -> str | None:
 
 def _container(base: Command, entry: Any, rest: Any, image: str, file: str) -> Iterator[Started]:
     """A container's entry point and arguments; an image of vLLM's with arguments only runs the server."""
+    base = replace(base, image=image)
     if isinstance(rest, str) and not isinstance(entry, (str, list)):
         found = list(_started(base, rest, file))
         if found or "vllm" not in image.lower():

@@ -133,7 +133,12 @@ def same_host(host: str, node: Node) -> bool:
     if host in names or not names or any(is_unknown(name) for name in names):
         return True
     if host in LOOPBACK:
-        return node.host is None or bool(node.published) or node.host in LOOPBACK
+        return (
+            node.host is None
+            or bool(node.published)
+            or node.host in LOOPBACK
+            or node.host.startswith(("file ", "pod "))
+        )
     # A name can be any address, and ours for containers, pods and files (with a blank) can be any name.
     comparable = {name for name in names - LOOPBACK if _is_ip(name) == _is_ip(host) and " " not in name}
     return not comparable and bool(names - LOOPBACK)

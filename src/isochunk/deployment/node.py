@@ -35,6 +35,7 @@ class Node:
     Attributes:
         name: what messages call it.
         role: ``prefill``, ``decode``, or None when nothing says it.
+        image: the container's image; ``contained``: it is a container on the machine of the others of its file.
         foreground: whether its script waits for its end before it goes on.
         program: ``vllm`` or ``isochunk``; ``module``: started with Python's ``-m`` of the API server.
         model: what it serves; None when the command does not say it.
@@ -72,6 +73,8 @@ class Node:
     devices: int | None = None
     clustered: bool = False
     foreground: bool = False
+    image: str = ""
+    contained: bool = False
     device_gib: float | None = None
     shape: ModelShape = field(default_factory=ModelShape)
     reading: tuple[Finding, ...] = ()

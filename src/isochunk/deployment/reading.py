@@ -139,6 +139,8 @@ class _Reader:
             devices=command.devices,
             clustered=command.clustered,
             foreground=command.foreground,
+            image=command.image,
+            contained=command.contained,
             device_gib=command.device_gib,
             place=command.place,
             shape=shape,

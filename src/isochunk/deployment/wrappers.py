@@ -159,6 +159,8 @@ def _script(command: Command, before: Sequence[Word], text: Word, depth: int) ->
             device_gib=command.device_gib,
             model_config=command.model_config,
             published=command.published,
+            image=command.image,
+            contained=command.contained,
             findings=(*command.findings, *inner.findings),
         )
         yield from unwrap(merged, depth + 1)
@@ -177,7 +179,9 @@ def _docker(command: Command, words: list[Word], depth: int) -> Iterator[Serve |
     shared = "host" in (named.get("--network"), named.get("--net"))
     host = command.host if shared else f"container {named.get('--name') or f'in line {words[0].line}'}"
     published = tuple(pair for option, value in options if option in ("-p", "--publish") for pair in _published(value))
-    gpus = _gpus(named.get("--gpus"))
+    gpus, chosen = _gpus(named.get("--gpus"))
+    if chosen:
+        env["NVIDIA_VISIBLE_DEVICES"] = chosen
     arguments = tuple(words[at + 1 :])
     entry = named.get("--entrypoint")
     if entry:
@@ -188,6 +192,8 @@ def _docker(command: Command, words: list[Word], depth: int) -> Iterator[Serve |
         env=env,
         host=host,
         published=published,
+        image=words[at] if at < len(words) else "",
+        contained=True,
         devices=gpus if gpus is not None else command.devices,
     )
     found = list(unwrap(inner, depth + 1))
@@ -218,11 +224,13 @@ def _published(value: str) -> Iterator[tuple[int, int]]:
         yield int(parts[-2]), int(parts[-1])
 
 
-def _gpus(value: str | None) -> int | None:
+def _gpus(value: str | None) -> tuple[int | None, str]:
+    """How many devices ``--gpus`` gives, and their names where it says them."""
     if value is None or UNKNOWN in value:
-        return None
+        return None, ""
     value = value.strip("\"'")
     if value.isdigit():
-        return int(value)
+        return int(value), ""
     found = re.search(r"device=([\w,:-]+)", value)
-    return len([part for part in found[1].split(",") if part]) if found else None
+    names = [part for part in found[1].split(",") if part] if found else []
+    return (len(names), ",".join(names)) if names else (None, "")

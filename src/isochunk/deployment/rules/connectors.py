@@ -167,7 +167,7 @@ def _stages(deployment: Deployment) -> Faults:
                     "a longer prompt ends the D node",
                     f"use one of {', '.join(_FIT[:3])}",
                 )
-            elif connector.name in _STAGES and node.role and _with_stages(deployment, node):
+            elif connector.name in _STAGES and _with_stages(deployment, node):
                 yield error(
                     node,
                     "--kv-transfer-config",
@@ -178,9 +178,9 @@ def _stages(deployment: Deployment) -> Faults:
 
 
 def _with_stages(deployment: Deployment, node: Node) -> bool:
-    return any(
-        (p.size("pipeline") or 1) > 1 for p in ((node,) if node.role == "prefill" else deployment.role("prefill"))
-    )
+    """Whether a P node has stages, or a D node's P by the same connector."""
+    peers = (node,) if node.role == "prefill" else deployment.role("prefill") if node.role else ()
+    return any((peer.size("pipeline") or 1) > 1 and handing_over(peer) & handing_over(node) for peer in peers)
 
 
 @of_deployment("one-connector")

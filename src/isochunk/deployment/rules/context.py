@@ -8,6 +8,7 @@ from isochunk.deployment.kinds import is_ascend
 from isochunk.deployment.memory import memory_need
 from isochunk.deployment.node import Node
 from isochunk.deployment.rules.rule import Faults, error, note, of_nodes
+from isochunk.deployment.rules.same import longest
 
 __all__: list[str] = []
 
@@ -68,7 +69,7 @@ def _reach(node: Node) -> tuple[float, int] | None:
 @of_nodes("step-holds-prompt")
 def _unchunked(node: Node) -> Faults:
     """Without chunked prefill a step holds the longest prompt."""
-    budget, length = node.number("max_num_batched_tokens"), node.number("max_model_len")
+    budget, length = node.number("max_num_batched_tokens"), longest(node)
     if node.get("enable_chunked_prefill") is False and budget and length and 0 < budget < length:
         yield error(
             node,

@@ -54,7 +54,8 @@ def _apart(deployment: Deployment) -> Faults:
     """Two nodes on one machine are shown different devices, unless their memory shares fit together."""
     for index, node in enumerate(deployment.nodes):
         for other in deployment.nodes[:index]:
-            shared = _taken(node, other) & _taken(other, node) if together(node, other) else frozenset()
+            near = together(node, other) or (node.contained and other.contained)
+            shared = _taken(node, other) & _taken(other, node) if near else frozenset()
             if shared and _share(node) + _share(other) > 1.0:
                 yield error(
                     node,
@@ -68,6 +69,9 @@ def _apart(deployment: Deployment) -> Faults:
 def _taken(node: Node, other: Node) -> frozenset[str]:
     """The devices of a node; where only the other's are named, it takes the first ones."""
     shown, need = shown_devices(node), needed_devices(node)
+    of_machine = node.env.get("NVIDIA_VISIBLE_DEVICES", "")
+    if node.contained and of_machine not in ("", "all"):
+        return frozenset(of_machine.split(","))  # the container counts its own from 0
     if shown is not None:
         return frozenset(shown)
     if shown_devices(other) is None or need is None or node.devices is not None or not _on_devices(node, other):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 
-from isochunk.deployment.front import Address, api_ports, reaches
+from isochunk.deployment.command import is_unknown
+from isochunk.deployment.front import LOOPBACK, Address, api_ports, reaches
 from isochunk.deployment.kinds import ASCEND, NIXL, handing_over
+from isochunk.deployment.machines import machine
 from isochunk.deployment.node import Deployment, Front, Node
 from isochunk.deployment.rules.rule import Faults, error, of_deployment
+from isochunk.deployment.rules.same import api_keys
 
 __all__: list[str] = []
 
@@ -184,3 +187,60 @@ def _bootstrap(deployment: Deployment) -> Faults:
                 "D asks for P's ranks where nobody answers",
                 "name each P node's VLLM_MOONCAKE_BOOTSTRAP_PORT",
             )
+
+
+@of_deployment("proxy-port-apart")
+def _own_port(deployment: Deployment) -> Faults:
+    """The proxy's own port is not that of a node on its machine."""
+    for front in deployment.fronts:
+        told = front.options.get("port", ())
+        port = told[0] if told else "8000" if front.program == "isochunk" else ""
+        for node in deployment.nodes:
+            if node.host is None and machine(node) is None and port.isdigit() and node.port == int(port):
+                yield error(
+                    front,
+                    "--port",
+                    f"the proxy listens on {port}, and so does {node.name}",
+                    "the second to start stops",
+                    "give the proxy another --port",
+                )
+
+
+@of_deployment("api-reachable")
+def _reachable(deployment: Deployment) -> Faults:
+    """A node that a proxy reaches from another machine does not listen on loopback only."""
+    for front in deployment.fronts:
+        for role, told in (("prefill", front.prefill), ("decode", front.decode)):
+            for node in deployment.role(role):
+                if node.get("host") not in ("localhost", "127.0.0.1", "::1"):
+                    continue
+                away = [host for host, port in told or () if host not in LOOPBACK and port in (None, node.port)]
+                if away and node.host is not None:
+                    yield error(
+                        node,
+                        "--host",
+                        f"--host {node.get('host')}, and the proxy looks for it at {away[0]}",
+                        "it listens on its own loopback address only",
+                        "use --host 0.0.0.0, or the machine's address",
+                    )
+
+
+@of_deployment("proxy-node-key")
+def _node_key(deployment: Deployment) -> Faults:
+    """isochunk's proxy sends the nodes a key that they take."""
+    for front in deployment.fronts:
+        if front.program != "isochunk":
+            continue
+        sent = front.options.get("node-api-key")
+        for node in deployment.nodes:
+            keys = api_keys(node) if node.role and not node.headless else None
+            if not keys or (sent and (sent[0] in keys or is_unknown(sent[0]))) or any(map(is_unknown, keys)):
+                continue
+            if sent or "api-key" in front.options:
+                yield error(
+                    front,
+                    "--node-api-key",
+                    "--node-api-key is not the API key of " + node.name if sent else f"{node.name} wants an API key",
+                    "the client's key is for the proxy and is not handed on, so the node answers 401",
+                    "give the proxy --node-api-key with the nodes' key",
+                )

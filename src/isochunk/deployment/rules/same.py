@@ -6,11 +6,12 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 
+from isochunk.deployment.command import is_unknown
 from isochunk.deployment.kinds import NIXL, handing_over, is_ascend
 from isochunk.deployment.node import Deployment, Node
 from isochunk.deployment.rules.rule import Faults, error, of_deployment, warning
 
-__all__: list[str] = []
+__all__ = ["api_keys", "longest"]
 
 _DTYPES = {"half": "float16", "float": "float32", "fp8_e4m3": "fp8"}
 _WHY = "their KV does not mean the same, and answers are wrong"
@@ -260,7 +261,7 @@ def _names(node: Node) -> frozenset[str]:
 def _lengths(deployment: Deployment) -> Faults:
     """D takes prompts as long as P does."""
     for prefill, decode in deployment.pairs():
-        of_p, of_d = _length(prefill), _length(decode)
+        of_p, of_d = longest(prefill), longest(decode)
         if of_p and of_d and of_d < of_p:
             yield warning(
                 decode,
@@ -271,7 +272,8 @@ def _lengths(deployment: Deployment) -> Faults:
             )
 
 
-def _length(node: Node) -> int | None:
+def longest(node: Node) -> int | None:
+    """Longest context of a node, given or the model's."""
     length = node.number("max_model_len")
     if "max_model_len" in node.unknown or length == -1:
         return None
@@ -282,8 +284,8 @@ def _length(node: Node) -> int | None:
 def _keys(deployment: Deployment) -> Faults:
     """The nodes take one API key, as a proxy sends the same to all."""
     for first, node in _peers(deployment):
-        mine, theirs = _api_keys(node), _api_keys(first)
-        if mine is not None and theirs is not None and mine != theirs and not mine & theirs:
+        mine, theirs = api_keys(node), api_keys(first)
+        if mine and theirs and not mine & theirs:
             yield error(
                 node,
                 "--api-key",
@@ -293,8 +295,9 @@ def _keys(deployment: Deployment) -> Faults:
             )
 
 
-def _api_keys(node: Node) -> frozenset[str] | None:
-    if "api_key" in node.unknown or node.headless or "\ue000" in node.env.get("VLLM_API_KEY", ""):
+def api_keys(node: Node) -> frozenset[str] | None:
+    """API keys that a node takes: none for any; None when they are not written down."""
+    if "api_key" in node.unknown or node.headless or is_unknown(node.env.get("VLLM_API_KEY")):
         return None
     keys = node.get("api_key")
     told = node.env.get("VLLM_API_KEY")
@@ -325,3 +328,25 @@ def _said(node: Node, option: str, resolved: object) -> str:
     if given is None:
         return f"{resolved} (not given)"
     return json.dumps(given, sort_keys=True) if isinstance(given, (dict, list)) else str(given)
+
+
+@of_deployment("one-version")
+def _version(deployment: Deployment) -> Faults:
+    """All nodes run one version of vLLM, as far as images say it."""
+    for first, node in _peers(deployment):
+        one, other = _tag(first), _tag(node)
+        if not one or not other or one == other:
+            continue
+        level = error if handing_over(first) & handing_over(node) & NIXL else warning
+        yield level(
+            node,
+            None,
+            f"its image is of {other}, and {first.name}'s of {one}",
+            "connectors change with vLLM: NIXL compares versions and refuses the handshake",
+            "use one image",
+        )
+
+
+def _tag(node: Node) -> str | None:
+    found = re.search(r"vllm[^:@]*:v?(\d+\.\d+(?:\.\d+)?)", node.image)
+    return found[1] if found else None
