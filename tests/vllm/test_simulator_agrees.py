@@ -71,7 +71,7 @@ def test_every_step_of_a_random_trace_is_the_same(
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("policy", "chunk"), [("optimal", None), ("fixed", 700), ("first_chunk", 2048)])
-@pytest.mark.parametrize(("blocks", "stages"), [(20000, 2), (20000, 3)])
+@pytest.mark.parametrize(("blocks", "stages"), [(20000, 2), (400, 3)])
 def test_the_plugin_makes_the_steps_that_are_simulated(
     make_engine: Callable[..., Engine], policy: str, chunk: int | None, blocks: int, stages: int
 ) -> None:

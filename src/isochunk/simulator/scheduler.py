@@ -240,8 +240,8 @@ class Scheduler:
         begun = len(prefills)
         left = self._limit - len(decodes) - sum(prefill.remaining for prefill in prefills)
         room = max(min(_SHOWN, self._most - len(self._running)), 0)
-        ready = islice((prompt for prompt in chain(self._loaded, self._waiting) if not prompt.loading), room)
-        for shown, prompt in enumerate(ready):
+        ready = (prompt for prompt in chain(self._loaded, self._waiting) if not (prompt.loading or prompt.stale))
+        for shown, prompt in enumerate(islice(ready, room)):
             prefills.append(prompt.prefill(now, self._hit(prompt, anew=left > 0 and shown < _ANEW)))
             left -= prefills[-1].remaining
         shown = len(prefills) - begun
@@ -254,6 +254,8 @@ class Scheduler:
         """Tokens of a waiting prompt that the planner knows to be there."""
         if prompt.history:
             return prompt.history
+        if prompt.remaining < self._cache.block:  # no block that could be found
+            return 0 if self._loads else prompt.request.cached
         known = prompt in self._known
         if not known or anew or self._steps - prompt.looked >= _PATIENCE:
             self._known.add(prompt)
