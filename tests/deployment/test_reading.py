@@ -171,3 +171,10 @@ def test_a_yaml_of_another_form_is_refused(text: str) -> None:
 def test_a_finding_is_plain_data() -> None:
     (finding,) = found("vllm serve m\n  --port 3")
     assert json.loads(json.dumps(finding.as_dict()))["file"] == "run.sh"
+
+
+def test_what_vllm_dropped_is_no_fault_on_ascend_which_is_built_on_earlier_versions() -> None:
+    more = """--max-num-partial-prefills 2 --kv-transfer-config \
+    '{"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both", "kv_rank": 0, "kv_parallel_size": 2}'"""
+    assert [finding.rule for finding in found(f"vllm serve m {more}")] == ["unknown-option"] * 2
+    assert found(f"HCCL_BUFFSIZE=256 vllm serve m {more}") == []

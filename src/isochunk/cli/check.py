@@ -96,7 +96,14 @@ def _parser(table: bool) -> Iterator[Parser]:
         return
     _say("asking vLLM's own parser (importing vLLM takes some seconds; --table does without)")
     with VllmParser([sys.executable, "-m", "isochunk.vllm.arguments"]) as parser:
-        yield parser
+        try:
+            parser.wait()
+        except ConfigError as error:
+            typer.echo(f"isochunk: {error}\nisochunk: reading options by the table instead", err=True)
+        else:
+            yield parser
+            return
+    yield TableParser()
 
 
 def _say(text: str) -> None:

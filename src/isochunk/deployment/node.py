@@ -113,8 +113,10 @@ class Node:
             return ()
         own = Connector(name, self.kv)
         inside = own.extra.get("connectors")
-        if name != "MultiConnector" or not isinstance(inside, list):
+        if name != "MultiConnector":
             return (own,)
+        if not isinstance(inside, list):
+            return ()
         return tuple(
             Connector(str(each.get("kv_connector")), each, inner=True) for each in inside if isinstance(each, Mapping)
         )

@@ -52,6 +52,18 @@ class VllmParser:
             if pipe is not None:
                 pipe.close()
 
+    def wait(self) -> None:
+        """Wait until vLLM is imported.
+
+        Raises:
+            ConfigError: it can't be; with the end of what was said.
+        """
+        if not self.vllm:
+            try:
+                self.vllm = str(self._line()["vllm"])
+            except (ValueError, KeyError, TypeError):
+                raise self._ended() from None
+
     def parse(self, words: Sequence[str], env: Mapping[str, str]) -> Parsed:
         """What the words give, by vLLM's names.
 
@@ -75,16 +87,19 @@ class VllmParser:
 
     def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
+        self.wait()
         try:
-            if not self.vllm:
-                self.vllm = str(self._line()["vllm"])
             self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
             return self._line()
         except (BrokenPipeError, ValueError, KeyError):
-            self._process.wait()
-            self._listener.join(10)
-            raise ConfigError("vLLM's parser can't be asked; it said:\n" + "\n".join(self._said[-8:])) from None
+            raise self._ended() from None
+
+    def _ended(self) -> ConfigError:
+        self._process.kill()
+        self._process.wait()
+        self._listener.join(10)
+        return ConfigError("vLLM's parser can't be asked; it said:\n" + "\n".join(self._said[-8:]))
 
     def _line(self) -> dict[str, Any]:
         assert self._process.stdout is not None
