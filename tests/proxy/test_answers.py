@@ -195,6 +195,19 @@ def up(start_once: Start) -> tuple[Node, Proxy]:
     return prefill, start_once.proxy([prefill], [start_once.node("decode")], "--max-retries", "1")
 
 
+def test_what_is_longer_than_the_model_takes_is_refused_before_p_computes(start: Start) -> None:
+    prefill = start.node("prefill")
+    nodes = [start.node("decode", "--max-model-len", str(most)) for most in (60, 100)]
+    proxy = start.proxy([prefill], nodes)
+    for fields in ({"prompt": [1] * 90, "max_tokens": 11}, {"prompt": [1] * 101, "max_tokens": None},
+                   {"prompt": "text", "max_tokens": 100}):  # fmt: skip
+        answer = proxy.complete(**fields)
+        assert answer.status_code == 400
+        assert "the model's 100 tokens" in answer.json()["error"]["message"]
+    assert prefill.state()["requests"] == 0
+    assert proxy.complete(prompt=[1] * 90, max_tokens=10).status_code == 200
+
+
 @pytest.mark.parametrize("stream", [1, "true", "True", 1.0])
 def test_what_vllm_takes_for_true_streams(up: tuple[Node, Proxy], stream: Any) -> None:
     answer = up[1].complete(stream=stream)

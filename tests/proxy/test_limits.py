@@ -306,6 +306,12 @@ def test_what_is_not_http_gets_400(open_proxy: Proxy, request_line: bytes) -> No
     assert status(raw.rest()) == 400
 
 
+def test_a_target_with_its_origin_is_a_path(open_proxy: Proxy) -> None:
+    raw = Raw(open_proxy)
+    raw.send(b"GET http://anything:80/health HTTP/1.1\r\nHost: anything\r\n\r\n")
+    assert status(raw.answer()) == 200
+
+
 def test_a_head_request_has_no_body(open_proxy: Proxy) -> None:
     raw = Raw(open_proxy)
     raw.send(b"HEAD /health HTTP/1.1\r\nConnection: close\r\n\r\n")

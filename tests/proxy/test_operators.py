@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import ssl
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -91,6 +93,31 @@ def test_the_access_log_says_which_nodes_answered(start: Start) -> None:
     proxy = start.proxy([prefill], [decode])
     assert proxy.complete().status_code == 200
     until(lambda: any(f"prefill={prefill.name} decode={decode.name}" in line for line in proxy.log))
+
+
+def test_a_log_that_nobody_reads_stops_nothing(start: Start) -> None:
+    prefill, decode = start.node("prefill"), start.node("decode")
+    command = ["-c", "from isochunk.cli.app import main; main()", "proxy", "--port", "0"]
+    ports = ["--prefiller-ports", str(prefill.port), "--decoder-ports", str(decode.port), "--lame-duck", "0.01"]
+    process = subprocess.Popen(
+        [sys.executable, *command, *ports], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        port = int(process.stdout.readline().rsplit(" ", 1)[1])
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            for _ in range(600):  # of 200 bytes: more than a pipe holds
+                assert client.get("/" + "x" * 200).status_code == 404
+            time.sleep(0.5)
+            assert client.get("/health").status_code == 200
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
 
 
 # TLS

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import sys
+import os
+import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from urllib.parse import quote
 
 from isochunk.proxy.client import Client
@@ -15,6 +16,7 @@ __all__ = ["Journal"]
 
 _MOST_LINES = 20_000  # that wait for a slow reader of the log; more are counted and dropped
 _EVERY_S = 0.2
+_LAST_S = 1.0
 
 
 class Journal(logging.Handler):
@@ -31,10 +33,13 @@ class Journal(logging.Handler):
         self._lines: list[str] = []
         self._dropped = 0
         self._second = (0, "")
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._write_on, daemon=True)
 
     def take_over(self, level: str) -> None:
         """Become the handler of all loggers."""
         logging.basicConfig(level=level.upper(), handlers=[self], force=True)
+        self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a record until the next writing."""
@@ -62,22 +67,30 @@ class Journal(logging.Handler):
         else:
             self._dropped += 1
 
-    async def write(self) -> None:
-        """Write again and again, until cancelled."""
-        while True:
-            await asyncio.sleep(_EVERY_S)
-            if self._lines:
-                await asyncio.to_thread(self.flush)
+    def _write_on(self) -> None:
+        while not self._closed.wait(_EVERY_S):
+            self._write()
+        self._write()
 
-    def flush(self) -> None:
-        """Write what waits."""
+    def _write(self) -> None:
         lines, self._lines = self._lines, []
         dropped, self._dropped = self._dropped, 0
         if dropped:
             lines.append(f"{dropped} lines of the log were dropped: its reader is too slow")
-        if lines:
-            sys.stderr.write("\n".join(lines) + "\n")
-            sys.stderr.flush()
+        data = "".join(line + "\n" for line in lines).encode(errors="replace")
+        with suppress(OSError):  # nobody is there to be told
+            while data:
+                data = data[os.write(2, data) :]  # not by sys.stderr, whose lock would hold up the exit
+
+    def close(self) -> None:
+        """Write what waits, unless the reader has stopped."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join(_LAST_S)
+        if self._thread.is_alive():  # the interpreter's own last words must not wait for the reader either
+            with open(os.devnull, "w", encoding="ascii") as nowhere:
+                os.dup2(nowhere.fileno(), 2)
+        super().close()
 
 
 def _notes(notes: Mapping[str, str]) -> str:

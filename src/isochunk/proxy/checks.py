@@ -10,7 +10,7 @@ from typing import Any
 
 from isochunk.proxy.errors import ProxyError
 
-__all__ = ["as_bool", "as_int", "check", "wanted_tokens"]
+__all__ = ["as_bool", "as_int", "check", "check_length", "wanted_tokens"]
 
 _TRUE = frozenset({"1", "on", "t", "true", "y", "yes"})
 _FALSE = frozenset({"0", "off", "f", "false", "n", "no"})
@@ -99,6 +99,22 @@ def _check_lengths(given: Mapping[str, Any], *, chat: bool) -> None:
             raise _bad("min_tokens", given["min_tokens"], "it must be a whole number of at least 0")
         if most is not None and fewest > most:
             raise _bad("min_tokens", fewest, f"it must not be above max_tokens = {most}")
+
+
+def check_length(longest: int | None, ids: int | None, wanted: int | None) -> None:
+    """Refuse what is longer than the model takes, as far as that is known without tokenising.
+
+    Args:
+        ids: tokens of the prompt, when it came as token ids.
+
+    Raises:
+        ProxyError: 400.
+    """
+    if longest is None or (ids or 1) + (wanted or 0) <= longest:
+        return
+    prompt = "prompt" if ids is None else f"{ids} tokens of prompt"
+    message = f"the {prompt} and max_tokens = {wanted} are more than the model's {longest} tokens"
+    raise ProxyError(400, "invalid_request_error", message)
 
 
 def _bad(name: str, value: Any, what: str) -> ProxyError:

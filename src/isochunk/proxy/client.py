@@ -21,6 +21,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 _ODD = re.compile(r"[^\x21-\x7e]+")
+_ORIGIN = re.compile(r"^https?://[^/?]*", re.IGNORECASE)  # of a target as clients of a forward proxy write it
 _LONGEST_ID = 64
 
 
@@ -48,7 +49,7 @@ class Client:
         self._connection = connection
         self._modern = modern
         self.method = method
-        self.path, _, self.query = target.partition("?")
+        self.path, _, self.query = _ORIGIN.sub("", target).partition("?")
         self.headers = headers
         given = _ODD.sub("", self.header("x-request-id") or "")[:_LONGEST_ID]
         self.id = f"{given}-{uuid.uuid4().hex[:12]}" if given else uuid.uuid4().hex

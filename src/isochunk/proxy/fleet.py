@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from isochunk.core.errors import ModelError
@@ -78,6 +79,14 @@ class Fleet:
                     pool.drain(node.name)
         await asyncio.gather(*(self.add(role, spec) for role, specs in nodes.items() for spec in specs))
 
+    def longest(self) -> dict[str, int]:
+        """What each model takes, by the D node that takes most: what none would accept can be refused."""
+        most: dict[str, int] = {}
+        for node in self.pools[Role.DECODE]:
+            for name, tokens in node.longest.items():
+                most[name] = max(tokens, most.get(name, 0))
+        return most
+
     async def _watch(self, node: Node) -> None:
         pool = self.pools[node.role]
         misses = 0
@@ -114,6 +123,9 @@ class Fleet:
                 raise OSError(f"/health answered {status}")
             if node.role is Role.PREFILL:
                 await self._learn(node)
+            elif not node.alive:
+                with suppress(OSError, ValueError):  # it can serve without
+                    node.longest = read_lengths(await self._get(node.url + "/v1/models"))
         except ExhaustedError:
             return node.alive  # nothing is known of it
         except TimeoutError:
@@ -150,6 +162,18 @@ class Fleet:
 
     async def _get(self, url: str) -> tuple[int, Any]:
         return await self._upstream.get(url, self._headers, self._timeouts.probe_answer_s)
+
+
+def read_lengths(told: tuple[int, Any]) -> dict[str, int]:
+    """What each model takes, from the answer of ``/v1/models``; nothing of what it does not tell."""
+    status, answer = told
+    entries = answer.get("data") if status == 200 and isinstance(answer, dict) else None
+    lengths = {}
+    for entry in entries if isinstance(entries, list) else ():
+        most = entry.get("max_model_len") if isinstance(entry, dict) else None
+        if isinstance(most, int) and not isinstance(most, bool) and most > 0:
+            lengths[str(entry.get("id"))] = most
+    return lengths
 
 
 def _engines(url: str, answer: Any) -> dict[int, str]:

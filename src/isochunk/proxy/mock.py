@@ -37,6 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--interval", type=float, default=0.0, help="seconds between two words of D")
     parser.add_argument("--filler", type=int, default=0, help="characters added to each word of D")
     parser.add_argument("--model", default=MODEL, help="name of the model that it serves")
+    parser.add_argument("--max-model-len", type=int, default=0, help="tokens that its model takes, as it tells")
     given = parser.parse_args(arguments)
     model = None
     if given.coefficients:
@@ -51,6 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
         interval_s=given.interval,
         filler=given.filler,
         name=given.model,
+        longest=given.max_model_len,
     )
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -45,6 +45,7 @@ class MockNode:
         interval_s: seconds between two words of D.
         filler: characters added to each word of D.
         name: of the model that it serves.
+        longest: tokens that its model takes, as it tells; 0 for not telling.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class MockNode:
         interval_s: float = 0.0,
         filler: int = 0,
         name: str = MODEL,
+        longest: int = 0,
     ) -> None:
         self.name = name
         self.role = role
@@ -67,6 +69,7 @@ class MockNode:
         self.ignore_kv = ignore_kv
         self.interval_s = interval_s
         self.filler = "." * filler
+        self.longest = longest
         self.knobs = mock_answers.Knobs()
         self.address = ("", 0)
         self.counts: Counter[str] = Counter()
@@ -243,7 +246,8 @@ class MockNode:
         return JSONResponse({}, 404 if known is None else 200)
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": self.name, "object": "model"}]})
+        told = {"id": self.name, "object": "model"} | ({"max_model_len": self.longest} if self.longest else {})
+        return JSONResponse({"object": "list", "data": [told]})
 
     async def _one_node(self, request: Request) -> Response:
         """Says who answers; in a stream when that is asked for."""

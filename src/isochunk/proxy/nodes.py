@@ -82,6 +82,7 @@ class Node:
         draining: it gets no new request and leaves when the last one is done.
         model: its cost model, when it has one.
         engines: engine id of each data-parallel rank, for Mooncake.
+        longest: tokens of prompt and answer together that each of its models takes.
         health: how it answered.
         load: requests it works on.
         holding: prompts whose KV it keeps for a D node.
@@ -94,6 +95,7 @@ class Node:
         self.draining = False
         self.model: NodeModel | None = None
         self.engines: dict[int, str] = {}
+        self.longest: dict[str, int] = {}
         self.prefix = PrefixIndex(spec.kv_tokens)
         self.health = Health(clock)
         self.load = Load(clock)

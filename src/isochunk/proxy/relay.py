@@ -61,7 +61,7 @@ class Relay:
         outcome = "ok"
         with self._metrics.request(client.path) as counted:
             try:
-                request = await read_request(client, self._config, self._estimate)
+                request = await read_request(client, self._config, self._estimate, self._fleet.longest())
                 await self._answer(request, client)
             except asyncio.CancelledError:
                 counted.done("client_gone" if client.gone else "error")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from isochunk.proxy.body import Body, parse_body
-from isochunk.proxy.checks import as_bool, check, wanted_tokens
+from isochunk.proxy.checks import as_bool, check, check_length, wanted_tokens
 from isochunk.proxy.client import Client
 from isochunk.proxy.config import ProxyConfig
 from isochunk.proxy.errors import ProxyError
@@ -76,8 +76,13 @@ class ProxyRequest:
         return {"messages": [*before, {"role": "assistant", "content": text}], **begun}
 
 
-async def read_request(client: Client, config: ProxyConfig, estimate: TokenEstimate) -> ProxyRequest:
+async def read_request(
+    client: Client, config: ProxyConfig, estimate: TokenEstimate, longest: Mapping[str, int]
+) -> ProxyRequest:
     """Read a request.
+
+    Args:
+        longest: tokens of prompt and answer together that each model takes.
 
     Raises:
         ProxyError: it can't be served.
@@ -87,6 +92,8 @@ async def read_request(client: Client, config: ProxyConfig, estimate: TokenEstim
     values = body.values
     check(values, chat=chat)
     prompt = await read_prompt(body, chat=chat)
+    wanted = wanted_tokens(values, chat=chat)
+    check_length(longest.get(str(values.get("model"))), prompt.ids, wanted)
     logprobs = values.get("logprobs") is not None
     return ProxyRequest(
         id=client.id,
@@ -94,7 +101,7 @@ async def read_request(client: Client, config: ProxyConfig, estimate: TokenEstim
         chat=chat,
         stream=as_bool(values.get("stream")) or False,
         whole=values.get("prompt_logprobs") is not None or bool(not chat and as_bool(values.get("echo")) and logprobs),
-        wanted=wanted_tokens(values, chat=chat),
+        wanted=wanted,
         headers=passed_headers(client, config),
         body=body,
         prompt=prompt,
@@ -104,7 +111,10 @@ async def read_request(client: Client, config: ProxyConfig, estimate: TokenEstim
 
 def passed_headers(client: Client, config: ProxyConfig) -> dict[str, str]:
     """What the nodes get of the client's headers; a key that opens the proxy is not theirs to see."""
-    passed = {name: value for name, value in end_to_end(client.headers) if name not in _NOT_PASSED}
+    passed: dict[str, str] = {}
+    for name, value in end_to_end(client.headers):
+        if name not in _NOT_PASSED:
+            passed[name] = f"{passed[name]}, {value}" if name in passed else value
     if config.api_key is not None:
         passed.pop("authorization", None)
     if config.node_key is not None:

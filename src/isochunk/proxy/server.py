@@ -86,7 +86,6 @@ async def _run(
         task.add_done_callback(reloads.discard)
 
     loop.add_signal_handler(signal.SIGHUP, reload)
-    writing = loop.create_task(journal.write())
     await proxy.fleet.set(config.nodes)
     server = await loop.create_server(
         listener.connection,
@@ -103,7 +102,6 @@ async def _run(
     server.close()
     await listener.drain(config.timeouts.drain_s)
     await proxy.close()
-    writing.cancel()
 
 
 class _Stop:
