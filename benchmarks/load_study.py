@@ -23,7 +23,7 @@ from benchmarks.load_cases import BLOCK, KINDS, Case, cases
 from isochunk.core.steps import StepPlanner
 from isochunk.simulator import simulate
 from isochunk.simulator.scheduler import Queue, Steps
-from isochunk.simulator.share import ChunkPolicy, Share
+from isochunk.simulator.share import ChunkPolicy, Chunks, Share
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = Path("results/load-study")
@@ -44,11 +44,11 @@ class Fixed(ChunkPolicy):
     """As many tokens as fit in a fixed size."""
 
     def __init__(self, size: int) -> None:
-        self._share = Share(size)
+        self._size = size
 
     def share(self, queue: Queue, in_flight: Steps, now: float) -> Share:
         """The same in every step."""
-        return self._share
+        return Chunks(queue.prefills, self._size)
 
 
 class Rule(ChunkPolicy):
@@ -64,7 +64,7 @@ class Rule(ChunkPolicy):
 
     def share(self, queue: Queue, in_flight: Steps, now: float) -> Share:
         """As many tokens of the queue as take that time."""
-        return Share(self._planner.tokens(self._model, queue.prefills))
+        return Chunks(queue.prefills, self._planner.tokens(self._model, queue.prefills))
 
 
 def mean_ttft(case: Case, policy: str | Callable[[], ChunkPolicy] = "optimal") -> float:

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isochunk.core.cost import CostModel
 from isochunk.core.errors import PlanError
 from isochunk.core.steps import Prefill
-from isochunk.core.turns import Turns
+from isochunk.core.turns import Turns, rank
 
 LONG = Prefill("long", 5000, 1_000_000, 9.0)
 
@@ -78,3 +79,27 @@ def test_somebody_always_has_the_step(prompts: list[tuple[int, float]], begun: i
     turns = Turns(1.0)
     for _ in range(calls):
         assert len(turns.aside(queue, min(begun, len(queue)))) < len(queue)
+
+
+MODEL = CostModel(0.03, 6e-6, 6e-10, 5e-7)
+
+
+def served(queue: list[Prefill], longest_wait_s: float) -> list[str]:
+    return [prompt.key for prompt in sorted(queue, key=lambda prompt: rank(MODEL, prompt, longest_wait_s))]
+
+
+def test_least_work_is_first_by_what_is_not_cached() -> None:
+    queue = [Prefill("long", 0, 30_000, 2.0), Prefill("cached", 29_000, 1000, 1.0), Prefill("short", 0, 2000, 0.0)]
+    assert served(queue, 60.0) == ["short", "cached", "long"]
+
+
+def test_those_that_waited_too_long_go_first_as_they_came() -> None:
+    queue = [Prefill("a", 0, 30_000, 70.0), Prefill("b", 0, 10, 3.0), Prefill("c", 0, 90_000, 80.0)]
+    assert served(queue, 60.0) == ["c", "a", "b"]
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 100)), max_size=20))
+def test_with_no_patience_it_is_first_come_first_served(prompts: list[tuple[int, float]]) -> None:
+    queue = [Prefill(str(at), 0, remaining, waited) for at, (remaining, waited) in enumerate(prompts)]
+    came = sorted(queue, key=lambda prompt: -prompt.waited_s)
+    assert served(queue, 0.0) == [prompt.key for prompt in came]

@@ -183,3 +183,23 @@ def test_a_bound_on_the_queue_delay_lets_short_prompts_pass_a_long_one():
     steps = [KIMI.seconds(32768, history) for history in (98304, 131072, 163840, 196608)]
     assert times[2.0]["short"] < 2.0 + sum(steps) + 3 * steps[-1]
     assert times[2.0]["long"] < 1.05 * times[None]["long"]
+
+
+def test_least_work_first_brings_mixed_prompts_earlier_and_lets_nobody_wait_for_ever():
+    lengths = Lengths(shape="uniform", least=1000, most=32768)
+    requests = make_requests(400, lengths, seed=1)
+    rate = 0.8 / float(np.mean([KIMI.seconds(request.tokens) for request in requests]))
+    found = {}
+    for bound in (None, 0.0, 8.0):
+        result = simulate(machine(), poisson(requests, rate, seed=2), least_work_first=bound)
+        found[bound] = result.ttft
+    assert found[0.0].mean() == pytest.approx(found[None].mean(), rel=0.02)
+    assert found[8.0].mean() < found[None].mean()
+    longest_step = KIMI.seconds(32768, 0)
+    assert found[8.0].max() < 8.0 + 8 * longest_step
+
+
+@pytest.mark.parametrize("option", ["max_queue_delay", "least_work_first"])
+def test_published_rules_serve_in_order(option):
+    with pytest.raises(PlanError, match=option):
+        simulate(machine(), prompt(1000), "ascend", **{option: 1.0})

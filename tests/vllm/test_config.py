@@ -28,6 +28,7 @@ def test_all_keys_are_read() -> None:
         "profile": "off",
         "max_probe_seconds": 5.0,
         "max_queue_delay": 2.5,
+        "least_work_first": 60.0,
         "max_inter_token_latency": 0.2,
     }
     assert read_config(section(**keys)).model_dump() == keys
@@ -53,6 +54,8 @@ def test_all_keys_are_read() -> None:
         ({"max_probe_seconds": float("nan")}, "max_probe_seconds = nan.*finite"),
         ({"max_probe_seconds": "60"}, "max_probe_seconds = '60'"),
         ({"max_queue_delay": -0.5}, "max_queue_delay = -0.5.*greater than or equal to 0"),
+        ({"least_work_first": -1.0}, "least_work_first = -1.0.*greater than or equal to 0"),
+        ({"least_work_first": True}, "least_work_first = True"),
         ({"max_queue_delay": float("inf")}, "max_queue_delay = inf.*finite"),
         ({"smooth_factor": float("nan")}, "smooth_factor = nan"),
         ({"smoth_factor": 1}, "unknown key 'smoth_factor'; did you mean 'smooth_factor'"),

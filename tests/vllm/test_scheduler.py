@@ -329,6 +329,40 @@ def test_a_step_is_not_given_to_a_prompt_that_has_no_room(make_engine: Make) -> 
     assert engine.scheduler.isochunk.controller.counters.yields < 5
 
 
-def test_turns_and_priorities_exclude_each_other(make_engine: Make) -> None:
-    with pytest.raises(ConfigError, match=r"max_queue_delay = 1\.0 and --scheduling-policy priority"):
-        make_engine({**ON, "max_queue_delay": 1.0}, scheduling_policy="priority")
+def order_served(engine: Engine) -> list[str]:
+    """Prompts in the order of their first chunks."""
+    return list(dict.fromkeys(key for step in engine.steps for key in step))
+
+
+def test_least_work_first_serves_waiting_prompts_by_what_they_need(make_engine: Make) -> None:
+    served = {}
+    for bound in (None, 1000.0, 0.0):
+        engine = make_engine({**ON, "least_work_first": bound})
+        engine.add("running", ids(0, 20_000))
+        engine.step_fn()
+        for at, (key, tokens) in enumerate({"long": 30_000, "middle": 9000, "short": 700, "shorter": 300}.items()):
+            engine.add(key, ids(at + 1, tokens))
+        engine.run()
+        served[bound] = order_served(engine)
+        assert sum(chunks(engine, "long")) == 30_000
+        assert engine.scheduler.isochunk.controller.counters.fallbacks == 0
+    assert served[None] == served[0.0] == ["running", "long", "middle", "short", "shorter"]
+    assert served[1000.0] == ["running", "shorter", "short", "middle", "long"]
+
+
+def test_least_work_first_counts_what_the_prefix_cache_holds(make_engine: Make) -> None:
+    engine = make_engine({**ON, "least_work_first": 1000.0})
+    engine.add("before", ids(7, 20_000))
+    engine.run()
+    engine.add("running", ids(0, 20_000))
+    engine.step_fn()
+    engine.add("middle", ids(1, 9000))
+    engine.add("cached", [*ids(7, 20_000), *ids(8, 500)])
+    engine.run()
+    assert order_served(engine) == ["before", "running", "cached", "middle"]
+
+
+@pytest.mark.parametrize("option", ["max_queue_delay", "least_work_first"])
+def test_turns_and_priorities_exclude_each_other(make_engine: Make, option: str) -> None:
+    with pytest.raises(ConfigError, match=option + r" = 1\.0 and --scheduling-policy priority"):
+        make_engine({**ON, option: 1.0}, scheduling_policy="priority")

@@ -38,6 +38,9 @@ def simulate_command(
     max_queue_delay: Annotated[
         float | None, typer.Option(help="Seconds a prompt waits before it may go between a longer one's steps.")
     ] = None,
+    least_work_first: Annotated[
+        float | None, typer.Option(help="Serve the least work first; seconds after which nobody passes a prompt.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Token budget of a step (max_num_batched_tokens).")] = 32768,
     block: given.Block = 16,
     in_flight: Annotated[int | None, typer.Option(help="Steps in flight K; P when left out.")] = None,
@@ -101,6 +104,7 @@ def simulate_command(
             name,
             chunk=chunk,
             max_queue_delay=max_queue_delay,
+            least_work_first=least_work_first,
             record=record,
         )
     _pictures(next(iter(results.values())), plot, trace)

@@ -1,15 +1,27 @@
-"""Whose turn the next step is: long prompts let those who have waited too long go between their steps."""
+"""Whose turn it is: who of those that wait is served first, and long prompts that let others go between their steps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from isochunk.core.cost import CostModel
 from isochunk.core.errors import PlanError
 from isochunk.core.steps import Prefill
 
-__all__ = ["Turns"]
+__all__ = ["Turns", "rank"]
 
 _PAUSE = 64  # steps without turns after one that nobody could take
+
+
+def rank(model: CostModel, prompt: Prefill, longest_wait_s: float) -> tuple[float, float]:
+    """Where a prompt that has not begun stands among those that wait: the least rank is served first.
+
+    Least predicted work first, but whoever has waited ``longest_wait_s`` goes before all who have not, in order of
+    arrival. So nobody is passed any more after that time.
+    """
+    if prompt.waited_s >= longest_wait_s:
+        return -1.0, -prompt.waited_s
+    return model.work(prompt.history, prompt.history + prompt.remaining), -prompt.waited_s
 
 
 class Turns:

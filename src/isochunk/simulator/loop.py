@@ -26,6 +26,7 @@ def simulate(
     *,
     chunk: int | None = None,
     max_queue_delay: float | None = None,
+    least_work_first: float | None = None,
     record: bool = False,
 ) -> Result:
     """Run a workload to its end.
@@ -37,14 +38,26 @@ def simulate(
         policy: a name from `policies.POLICIES`, or what makes a policy for each instance.
         chunk: the fixed size, or the first chunk of the published rules; the token budget when None.
         max_queue_delay: seconds that a prompt waits before it may go between a longer one's steps.
+        least_work_first: serve those with the least predicted work first, but after so many seconds nobody passes a
+            prompt.
         record: keep every step with its times on the stages, for pictures and trace files.
     """
     if callable(policy):
-        if chunk is not None or max_queue_delay is not None:
-            raise PlanError("chunk and max_queue_delay go with a policy's name; give them to what makes the policy")
+        if any(option is not None for option in (chunk, max_queue_delay, least_work_first)):
+            raise PlanError(
+                "chunk, max_queue_delay and least_work_first go with a policy's name; "
+                "give them to what makes the policy"
+            )
         make = policy
     else:
-        make = functools.partial(make_policy, policy, deployment, chunk=chunk, max_queue_delay=max_queue_delay)
+        make = functools.partial(
+            make_policy,
+            policy,
+            deployment,
+            chunk=chunk,
+            max_queue_delay=max_queue_delay,
+            least_work_first=least_work_first,
+        )
     return _Run(deployment, workload, make, record).result()
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from isochunk.core.cost import CostModel
 from isochunk.core.errors import PlanError
 from isochunk.core.planner import POLICIES as PLANNER_POLICIES
-from isochunk.core.steps import StepPlanner
-from isochunk.core.turns import Turns
+from isochunk.core.steps import Prefill, StepPlanner
+from isochunk.core.turns import Turns, rank
 from isochunk.simulator.share import ChunkPolicy, Chunks, Share
 
 if TYPE_CHECKING:
@@ -26,9 +26,21 @@ class PlannerPolicy(ChunkPolicy):
 
     Args:
         own: leave the steps to vLLM.
+        longest_wait: serve those with the least work first, but nobody after more than so many seconds; None for
+            first come, first served.
     """
 
-    def __init__(self, planner: StepPlanner, model: CostModel, turns: Turns, *, own: bool = False) -> None:
+    def __init__(
+        self,
+        planner: StepPlanner,
+        model: CostModel,
+        turns: Turns,
+        *,
+        own: bool = False,
+        longest_wait: float | None = None,
+    ) -> None:
+        self.reorders = longest_wait is not None
+        self._longest_wait = longest_wait or 0.0
         self.planner = planner
         self._own = own
         self._model = model
@@ -54,6 +66,10 @@ class PlannerPolicy(ChunkPolicy):
         )
         return Chunks(shown, min(tokens, self.planner.max_chunk - len(queue.decodes)), aside)
 
+    def ranks(self, waiting: Sequence[Prefill]) -> list[tuple[float, float]]:
+        """By predicted work, but for those who have waited too long."""
+        return [rank(self._model, prompt, self._longest_wait) for prompt in waiting]
+
     def refused(self) -> None:
         """No turns for a while."""
         self._turns.refused()
@@ -67,6 +83,7 @@ def make_policy(
     smooth: float = 1.0,
     min_chunk: int | None = None,
     max_queue_delay: float | None = None,
+    least_work_first: float | None = None,
     online_rows: Sequence[int] = (5, 30),
 ) -> ChunkPolicy:
     """A fresh policy for one instance.
@@ -77,14 +94,18 @@ def make_policy(
         smooth: trust in the plan, from 0 to 1.
         min_chunk: floor of a chunk; one block for the planner, 4096 for the published Ascend rules.
         max_queue_delay: seconds that a prompt waits before it may go between a longer one's steps (`Turns`).
+        least_work_first: seconds after which nobody passes a prompt by having less work (`turns.rank`).
         online_rows: timed batches before the Ascend rule's own fit is used, and after which it is frozen.
     """
     size = deployment.max_tokens if chunk is None else chunk
     if not 1 <= size <= deployment.max_tokens:
         raise PlanError(f"chunk = {size} must be from 1 to max_num_batched_tokens = {deployment.max_tokens}")
     model = deployment.slowest
-    if max_queue_delay is not None and name.startswith("ascend"):
-        raise PlanError(f"max_queue_delay = {max_queue_delay}: policy {name} serves in order; leave it out")
+    for option, value in (("max_queue_delay", max_queue_delay), ("least_work_first", least_work_first)):
+        if value is not None and name.startswith("ascend"):
+            raise PlanError(f"{option} = {value}: policy {name} serves in order; leave it out")
+        if value is not None and not value >= 0:
+            raise PlanError(f"{option} = {value} must be at least 0 seconds")
     if name in ("ascend", "ascend_online"):
         from isochunk.simulator.ascend import AscendPolicy
 
@@ -109,5 +130,5 @@ def make_policy(
         if name == known:
             planner.use(known, size)
             own = name == "fixed" and chunk is None
-            return PlannerPolicy(planner, model, Turns(max_queue_delay), own=own)
+            return PlannerPolicy(planner, model, Turns(max_queue_delay), own=own, longest_wait=least_work_first)
     raise PlanError(f"policy = {name!r} must be one of {', '.join(POLICIES)}")

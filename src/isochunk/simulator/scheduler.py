@@ -168,6 +168,8 @@ class Scheduler:
         if not self:
             return None
         self._steps += 1
+        if self._policy.reorders and len(self._waiting) > 1:
+            self._reorder(now)
         queue = self._queue(now)
         share = self._share(queue, in_flight, now)
         left = share.limit(len(queue.decodes), self._limit)
@@ -227,6 +229,14 @@ class Scheduler:
             self._running.remove(prompt)
         else:  # preempted after the step that ended it had begun
             self._waiting.remove(prompt)
+
+    def _reorder(self, now: float) -> None:
+        """Have the policy say in which order those that have not begun are served; preempted ones stay before them."""
+        begun = [prompt for prompt in self._waiting if prompt.hit is not None]
+        others = [prompt for prompt in self._waiting if prompt.hit is None]
+        ranks = self._policy.ranks([prompt.prefill(now, self._hit(prompt, anew=False)) for prompt in others])
+        order = sorted(range(len(others)), key=ranks.__getitem__)
+        self._waiting = deque([*begun, *(others[at] for at in order)])
 
     def _queue(self, now: float) -> Queue:
         """As `isochunk.vllm.scheduler` tells it to the planner."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from isochunk.core.steps import Prefill
@@ -63,6 +63,12 @@ class ChunkPolicy:
 
     def share(self, queue: Queue, in_flight: Steps, now: float) -> Share:
         """What the step that begins now may hold; at least one prompt wants tokens."""
+        raise NotImplementedError
+
+    reorders = False  # whether those that wait are served in another order than they came
+
+    def ranks(self, waiting: Sequence[Prefill]) -> list[tuple[float, float]]:
+        """Where each prompt that has not begun stands among those that wait, the least first."""
         raise NotImplementedError
 
     def observe(self, step: Step) -> None:

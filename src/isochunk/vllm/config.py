@@ -42,6 +42,7 @@ class ChunkConfig(BaseModel):
     profile: Annotated[StrictStr, AfterValidator(_no_folder)] = "auto"
     max_probe_seconds: Annotated[float, Field(ge=0, strict=True)] = 120.0
     max_queue_delay: Annotated[float, Field(ge=0, strict=True)] | None = None
+    least_work_first: Annotated[float, Field(ge=0, strict=True)] | None = None
     max_inter_token_latency: Annotated[float, Field(gt=0, strict=True)] | None = None
 
 

@@ -140,6 +140,8 @@ class Controller:
         other = _seconds_beside(model, beside)
         if not fixed and not self.planning:
             return min(self.planner.within(model, queue, max_seconds - other), self.planner.max_chunk)
+        if len(queue) > 1 or more:
+            self.log.share(queue[0].key)  # its steps are cut for all that wait
         in_flight = [step.predicted_s for step in self._in_flight if step.parts]
         return self.planner.tokens(
             model,

@@ -107,7 +107,7 @@ class PromptLog:
             run.over = True
 
     def share(self, request_id: str) -> None:
-        """A prompt sits a step out for others, so it does not run alone."""
+        """Others wait for a prompt or pass it, so it does not run alone."""
         if (run := self._open.get(request_id)) is not None:
             run.record.alone = False
 

@@ -11,7 +11,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncSchedu
 from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 
 from isochunk.core.steps import Prefill, StepPlanner
-from isochunk.core.turns import Turns
+from isochunk.core.turns import Turns, rank
 from isochunk.vllm import compat
 from isochunk.vllm.batch import Batch, Prompt, gather, shares
 from isochunk.vllm.config import ChunkConfig
@@ -48,6 +48,7 @@ class NarrowedScheduler:
         self._hits = compat.PrefixHits(self)
         self._external = compat.ExternalHits(self.connector, self.block_size)
         self._turns = Turns(None if compat.own_schedule(self) else config.max_queue_delay)
+        self._longest_wait = None if compat.own_schedule(self) else config.least_work_first
         latency = config.max_inter_token_latency
         self._stream_step_s = math.inf if latency is None else latency / stages
         compat.before_busy_loop(_start)
@@ -94,6 +95,8 @@ class NarrowedScheduler:
         """What the next step is held to; None leaves it to vLLM."""
         if compat.is_paused(self) == "all":
             return None
+        if self._longest_wait is not None:
+            self._reorder(self._longest_wait)
         batch = gather(self, self._hits, far=self._external.used)
         yielding = self._turns.aside([prompt.prefill for prompt in batch.prompts], batch.begun)
         if yielding:
@@ -104,6 +107,20 @@ class NarrowedScheduler:
         if not given:
             return compat.Bounds(batch.limit, None, aside) if aside else None
         return self._held_to(prompts, batch, given, loads, aside)
+
+    def _reorder(self, longest_wait: float) -> None:
+        """Least predicted work first among those that wait."""
+        model = self.isochunk.controller.model
+        if model is None:
+            return
+        now, step = time.time(), self.current_step
+
+        def its_rank(request: Any) -> tuple[float, float]:
+            history = self._hits.of(request, step)
+            waited = now - request.arrival_time
+            return rank(model, Prefill(request.request_id, history, request.num_tokens - history, waited), longest_wait)
+
+        compat.reorder_waiting(self, its_rank)
 
     def _shares(self, prompts: list[Prompt], batch: Batch, *, between: bool) -> tuple[dict[str, int], list[Prompt]]:
         """What each prompt gets, and those that turn out to load their KV between steps: they are removed.

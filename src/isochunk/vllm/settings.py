@@ -109,11 +109,13 @@ def check_engine(vllm_config: Any) -> None:
             f"{said} and isochunk exclude each other: balance scheduling replaces vLLM's schedule() by a copy that "
             "stops taking prompts in by a count of its own; turn one of the two off"
         )
-    if config.max_queue_delay is not None and scheduler.policy == "priority":
-        raise ConfigError(
-            f"{KEY}.max_queue_delay = {config.max_queue_delay} and --scheduling-policy priority exclude each other: "
-            "a late prompt would pass one of a better priority; drop one of them"
-        )
+    for option in ("max_queue_delay", "least_work_first"):
+        value = getattr(config, option)
+        if value is not None and scheduler.policy == "priority":
+            raise ConfigError(
+                f"{KEY}.{option} = {value} and --scheduling-policy priority exclude each other: "
+                "a prompt would pass one of a better priority; drop one of them"
+            )
     limit = scheduler.max_num_batched_tokens
     if config.min_chunk is not None and config.min_chunk >= limit:
         raise ConfigError(f"{KEY}.min_chunk = {config.min_chunk} must be below max_num_batched_tokens = {limit}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -14,6 +14,7 @@ __all__ = [
     "adapters_of_running",
     "is_paused",
     "prefill_threshold",
+    "reorder_waiting",
     "streams_on",
     "waiting_behind",
     "waiting_requests",
@@ -44,6 +45,26 @@ def waiting_requests(scheduler: Any) -> Iterator[Any]:
     for request in order:
         if ready(request):
             yield request
+
+
+def reorder_waiting(scheduler: Any, rank: Callable[[Any], tuple[float, float]]) -> None:
+    """Put those that wait and have not begun in the order of their ranks, behind those that were preempted.
+
+    Why: vLLM's own priority queue can't carry it: a request's priority is fixed when it comes, so nobody ages, and
+    running requests are preempted by it. Its queue for first come, first served is a deque, popped from the left.
+    Goes when: vLLM has a queue ordered by the scheduler.
+    """
+    from vllm.v1.request import RequestStatus
+
+    waiting = list(scheduler.waiting)
+    if len(waiting) < 2:
+        return
+    first = [request for request in waiting if request.status is RequestStatus.PREEMPTED or request.num_computed_tokens]
+    begun = set(map(id, first))
+    others = [request for request in waiting if id(request) not in begun]
+    ranks = {id(request): rank(request) for request in others}
+    scheduler.waiting.clear()
+    scheduler.waiting.extend([*first, *sorted(others, key=lambda request: ranks[id(request)])])
 
 
 def _ready(scheduler: Any) -> Any:
