@@ -92,6 +92,10 @@ def test_simulate_compares_policies_and_writes_picture_and_trace(profile, tmp_pa
         (["--stages", 2, "--tokens", 500, "--max-model-len", 100], "--max-model-len 100"),
         (["--stages", 2, "--tokens", 500, "--prefix-hit", 1], "prefix hit = 1"),
         (["--stages", 2, "--std", 5], "--std needs --tokens"),
+        (["--stages", 2, "--tokens", 5, "--decode"], "--decode needs --arrivals"),
+        (["--stages", 2, "--tokens", 5, "--output-tokens", 0], "--output-tokens 0"),
+        (["--stages", 2, "--tokens", 5000, "--kv-tokens", 4096], "kv_tokens = 4096 can't hold request r0"),
+        (["--stages", 2, "--tokens", 5, "--load-rate", 0], "load_rate = 0"),
         (["--stages", 2, "--tokens", 5, "--policy", "best"], "policy = 'best'"),
     ],
 )
@@ -99,3 +103,18 @@ def test_a_wrong_flag_is_named(profile, arguments, message):
     result = run("simulate", "--profile", profile, *arguments)
     assert isinstance(result.exception, IsochunkError)
     assert message in str(result.exception)
+
+
+def test_simulate_takes_a_trace_with_answers_and_little_room(profile, tmp_path):
+    row = {"input_length": 1500, "output_length": 300, "hash_ids": list(range(94))}
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\ufeff" + "\n".join(json.dumps(row | {"timestamp": 1000 * at}) for at in range(9)))
+    given = ["simulate", "--profile", profile, "--stages", 2, "--arrivals", trace, "--kv-tokens", 2048]
+    refused = run(*given)
+    assert "line 1: 94 hash_ids" in str(refused.exception)
+    assert "a block of 16 tokens" in str(refused.exception)
+    given += ["--trace-block", 16]
+    numbers = json.loads(run(*given, "--decode", "--policy", "fixed", "--json").output)["fixed"]
+    assert numbers["hit_tokens"] == 8 * 1488
+    assert numbers["output_tokens"] == 9 * 300
+    assert "tokens were in the cache" in run(*given, "--decode").output
