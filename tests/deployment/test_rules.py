@@ -72,8 +72,6 @@ def test_a_right_deployment_has_no_findings() -> None:
           + " --max-num-batched-tokens 4096", decode()], "min_chunk = 4096 is not below"),
         ([prefill().replace('"scheduler_config": {', '"scheduler_config": {"enable_balance_scheduling": true, '),
           decode()], "enable_balance_scheduling"),
-        (["vllm serve m --port 1 -pp 2 --additional-config '{\"profiling_chunk_config\": {\"enabled\": true}}' "
-          + kv("kv_producer"), decode()], "at the top of additional_config"),
         ([prefill(connector="NixlConnector"), decode(connector="NixlConnector")], "NixlConnector with pipeline stages"),
         ([prefill(connector="ExampleConnector"), decode(connector="ExampleConnector")], "stores the first chunk"),
         ([prefill(connector=LMCACHE), decode(connector=LMCACHE)], "LMCacheConnectorV1 with pipeline stages"),
@@ -96,6 +94,9 @@ def test_an_error_is_found_and_comes_with_a_remedy(commands: list[str], message:
         ([prefill("--async-scheduling"), decode()], "asynchronous scheduling on a P node"),
         ([prefill("--max-model-len 9000"), decode("--max-model-len 4000")], "is below the 9000 of node0"),
         ([prefill().replace("isochunk serve", "vllm serve"), decode()], "/isochunk/status is off"),
+        (["VLLM_PLUGINS=isochunk vllm serve m --port 1 -pp 2 --additional-config "
+          "'{\"profiling_chunk_config\": {\"enabled\": true}}' " + kv("kv_producer"), decode()],
+         "at the top of additional_config"),
         ([prefill(connector="Own"), decode(connector="Own")], "connector 'Own' is not known"),
         ([prefill(connector="MooncakeConnector", kv_connector_extra_config={"mooncake_protocol": "tcp"}),
           decode(connector="MooncakeConnector")], "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER"),

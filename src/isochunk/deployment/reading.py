@@ -31,6 +31,11 @@ class Section(Protocol):
         ...
 
     @property
+    def planner(self) -> str:
+        """Who plans where it is on: ``isochunk``, or another to whom it leaves the section."""
+        ...
+
+    @property
     def min_chunk(self) -> int | None:
         """Floor of a chunk."""
         ...
@@ -136,7 +141,9 @@ def _planning(draft: Draft, read: ReadSection, given: Mapping[str, Any]) -> dict
         section = read(config)
     except ConfigError as fault:
         return {"plans": None, "section_fault": str(fault)}
-    on = section.enabled or (draft.serve.program == "isochunk" and not _says_off(config))
+    named = str(given.get("scheduler_cls") or "").startswith("isochunk.")
+    on = section.enabled or named or (draft.serve.program == "isochunk" and not _says_off(config))
+    on = on and section.planner == "isochunk"
     return {"plans": on or (False if draft.whole else None), "min_chunk": section.min_chunk if on else None}
 
 
@@ -148,9 +155,10 @@ def _model(serve: Serve, given: Mapping[str, Any]) -> str | None:
 
 def _says_off(config: Any) -> bool:
     """Whether a section says by itself that isochunk is off, which ``isochunk serve`` respects."""
+    section = config
     for key in ("scheduler_config", "profiling_chunk_config", "enabled"):
-        config = config.get(key) if isinstance(config, Mapping) else None
-    return config is False
+        section = section.get(key) if isinstance(section, Mapping) else None
+    return section is False
 
 
 def _role(given: Mapping[str, Any]) -> str | None:

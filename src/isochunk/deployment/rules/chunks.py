@@ -20,6 +20,11 @@ def _section(node: Node, *path: str) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 
+def _ours(node: Node) -> Mapping[str, object]:
+    """isochunk's section, from where it counts."""
+    return _section(node, "scheduler_config", "profiling_chunk_config") or _section(node, "profiling_chunk_config")
+
+
 @of_nodes("section-reads")
 def _reads(node: Node) -> Faults:
     """isochunk's section has only keys that there are, with values in their range."""
@@ -31,23 +36,57 @@ def _reads(node: Node) -> Faults:
 
 @of_nodes("section-place")
 def _place(node: Node) -> Faults:
-    """isochunk's section stands in `scheduler_config`."""
+    """isochunk's section stands in `scheduler_config`, once."""
     top, nested = _section(node, "profiling_chunk_config"), _section(node, "scheduler_config", "profiling_chunk_config")
     if top and nested:
-        yield error(
+        yield warning(
             node,
             "--additional-config",
             "profiling_chunk_config stands twice, at the top and in scheduler_config",
-            "one planner reads the one and another the other",
-            "keep the one in scheduler_config",
+            "only the one in scheduler_config counts",
+            "drop the one at the top",
         )
-    elif top and not is_ascend(node):
-        yield error(
+    elif top:
+        yield warning(
             node,
             "--additional-config",
-            "profiling_chunk_config stands at the top of additional_config, where nothing reads it",
-            "isochunk stays off without a word",
+            "profiling_chunk_config stands at the top of additional_config",
+            "that is the old place, and vLLM-Ascend before 0.25 reads it there for a planner of its own",
             "put it at additional_config.scheduler_config.profiling_chunk_config",
+        )
+
+
+@of_nodes("planner-there")
+def _planner(node: Node) -> Faults:
+    """The section leaves planning to vLLM-Ascend only where that is installed."""
+    for section in (
+        _section(node, "scheduler_config", "profiling_chunk_config"),
+        _section(node, "profiling_chunk_config"),
+    ):
+        if section.get("planner") == "ascend" and not is_ascend(node) and node.role != "decode" and _on_cuda(node):
+            yield error(
+                node,
+                "--additional-config",
+                "planner = 'ascend' without vLLM-Ascend",
+                "isochunk stops the start",
+                "leave 'planner' out",
+            )
+
+
+def _on_cuda(node: Node) -> bool:
+    return any(name.startswith(("CUDA", "HIP", "NVIDIA")) for name in node.env)
+
+
+@of_nodes("delay-or-priority")
+def _priority(node: Node) -> Faults:
+    """`max_queue_delay` is not used with `--scheduling-policy priority`."""
+    if node.plans and _ours(node).get("max_queue_delay") is not None and node.get("scheduling_policy") == "priority":
+        yield error(
+            node,
+            "--scheduling-policy",
+            "max_queue_delay and --scheduling-policy priority exclude each other",
+            "a late prompt would pass one of a better priority, and isochunk stops the start",
+            "drop one of them",
         )
 
 

@@ -21,7 +21,7 @@ def _allowed(node: Node) -> bool:
 
 @of_nodes("length-within-positions")
 def _positions(node: Node) -> Faults:
-    """`--max-model-len` is within the model's positions, or allowed and reached by rope scaling."""
+    """`--max-model-len` is within the model's positions, or rope scaling reaches so far."""
     length, own = node.number("max_model_len"), node.shape.positions
     if length is None or own is None or length <= own or "max_model_len" in node.unknown:
         return

@@ -50,7 +50,7 @@ def _balance(node: Node) -> Faults:
 
 @of_nodes("d-schedulers")
 def _decode(node: Node) -> Faults:
-    """The recompute and DyntraLB schedulers are for D; short-request-first and isochunk's are for P."""
+    """vLLM-Ascend's recompute and DyntraLB schedulers are for D, short-request-first is for P."""
     if node.role == "decode":
         if _on(node, "short_request_first_config"):
             yield error(
@@ -59,14 +59,6 @@ def _decode(node: Node) -> Faults:
                 "short_request_first_config on a D node",
                 "vLLM-Ascend refuses it there: D has no prompts to order",
                 "enable it on P only",
-            )
-        if str(node.get("scheduler_cls") or "").startswith("isochunk."):
-            yield error(
-                node,
-                "--scheduler-cls",
-                "isochunk's scheduler on a D node",
-                "it refuses to start without pipeline stages, which D must not have",
-                "drop it on D",
             )
     elif node.role == "prefill":
         if _on(node, "dyntra_lb_config"):
