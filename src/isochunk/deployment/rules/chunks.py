@@ -186,7 +186,13 @@ def _async(node: Node) -> Faults:
 def _status(node: Node) -> Faults:
     """A P node shows its cost model, so that the proxy routes by seconds."""
     named = node.env.get("VLLM_PLUGINS", "").split(",")
-    if node.plans and node.program == "vllm" and "isochunk" not in named and not node.headless:
+    if (
+        node.role != "decode"
+        and node.plans
+        and node.program == "vllm"
+        and "isochunk" not in named
+        and not node.headless
+    ):
         yield warning(
             node,
             None,
