@@ -141,7 +141,7 @@ def same_host(host: str, node: Node) -> bool:
         )
     # A name can be any address, and ours for containers, pods and files (with a blank) can be any name.
     comparable = {name for name in names - LOOPBACK if _is_ip(name) == _is_ip(host) and " " not in name}
-    if not _is_ip(host) and host.split(".")[0] in {name.split(".")[0] for name in comparable}:
+    if not _is_ip(host) and host.split(".", maxsplit=1)[0] in {name.split(".")[0] for name in comparable}:
         return True  # a name with and without its domain
     return not comparable and bool(names - LOOPBACK)
 
