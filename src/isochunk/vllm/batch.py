@@ -18,12 +18,17 @@ _ANEW = 4  # of them, how many are looked up in the prefix cache at each step
 
 @dataclass(slots=True, eq=False)
 class Prompt:
-    """A prompt that wants tokens. ``alone`` is what vLLM without isochunk would give it in this step."""
+    """A prompt that wants tokens.
+
+    ``cached`` of its tokens are in the local prefix cache, as far as is known; ``alone`` is what vLLM without isochunk
+    would give it in this step.
+    """
 
     request: Any
     prefill: Prefill
     alone: int
     waits: bool
+    cached: int = 0
 
     @property
     def key(self) -> str:
@@ -62,14 +67,21 @@ class Batch:
     more: int = 0
     aside: list[Any] = field(default_factory=list)
 
+    def walk(self) -> None:
+        """What vLLM alone would give the waiting prompts, after one of them turned out to lack less."""
+        left = self.left
+        for prompt in self.prompts[self.begun :]:
+            prompt.alone = min(prompt.lacks, self.threshold or prompt.lacks, left)
+            left -= prompt.alone
 
-def gather(scheduler: Any, hits: compat.PrefixHits, *, far: bool) -> Batch:
+
+def gather(scheduler: Any, hits: compat.PrefixHits, external: compat.ExternalHits) -> Batch:
     """Walk through vLLM's queues as its next `schedule` will.
 
     Args:
         scheduler: vLLM's.
         hits: what waiting prompts have in the prefix cache.
-        far: look at every prompt that vLLM's own budget would reach, however many.
+        external: what a KV connector has of them, if there is one.
     """
     limit = scheduler.max_num_scheduled_tokens
     threshold = compat.prefill_threshold(scheduler)
@@ -78,7 +90,7 @@ def gather(scheduler: Any, hits: compat.PrefixHits, *, far: bool) -> Batch:
     adapters = _Adapters(scheduler)
     now = time.time()
     _add_running(scheduler, batch, adapters, now)
-    _add_waiting(scheduler, batch, adapters, hits, now, far=far or threshold > 0)
+    _add_waiting(scheduler, batch, adapters, hits, external, now)
     return batch
 
 
@@ -112,22 +124,29 @@ def _add_running(scheduler: Any, batch: Batch, adapters: _Adapters, now: float) 
 
 
 def _add_waiting(
-    scheduler: Any, batch: Batch, adapters: _Adapters, hits: compat.PrefixHits, now: float, *, far: bool
+    scheduler: Any,
+    batch: Batch,
+    adapters: _Adapters,
+    hits: compat.PrefixHits,
+    external: compat.ExternalHits,
+    now: float,
 ) -> None:
     step, left = scheduler.current_step, batch.left
+    far = external.used or batch.threshold > 0  # every prompt that vLLM's own budget would reach counts then
     shown: list[Any] = []
     if batch.room:
         adapters.wait(scheduler)
         for request in compat.waiting_requests(scheduler):
             if not adapters.fit(request):
                 continue
-            history = hits.of(request, step, following=left > 0 and len(shown) < _ANEW)
+            cached = hits.of(request, step, following=left > 0 and len(shown) < _ANEW)
+            history = external.known(request, cached)
             lacks = request.num_tokens - history
             alone = min(lacks, batch.threshold or lacks, left)
             left -= alone
             adapters.add(request)
             prefill = Prefill(request.request_id, history, lacks, now - request.arrival_time)
-            batch.prompts.append(Prompt(request, prefill, alone, waits=True))
+            batch.prompts.append(Prompt(request, prefill, alone, waits=True, cached=cached))
             shown.append(request)
             if len(shown) >= batch.room or (len(shown) >= _SHOWN and not (far and left > 0)):
                 break
@@ -168,7 +187,9 @@ class Law(Protocol):
         """Whether a step of these (new tokens, history) is no longer than it may be."""
 
 
-def shares(prompts: Sequence[Prompt], batch: Batch, law: Law, least: Callable[[Prompt], int]) -> dict[str, int]:
+def shares(
+    prompts: Sequence[Prompt], batch: Batch, law: Law, least: Callable[[Prompt], int], block: int
+) -> dict[str, int]:
     """What each prompt of the step gets, in order; empty where the step is left to vLLM.
 
     Where a threshold of the user's holds a prompt back, all that vLLM alone would serve in this step are served in it:
@@ -179,12 +200,13 @@ def shares(prompts: Sequence[Prompt], batch: Batch, law: Law, least: Callable[[P
         batch: what else is in the step.
         law: how long it should be.
         least: fewest tokens with which vLLM lets a prompt go on.
+        block: tokens whose multiples chunks end on.
     """
     room = batch.limit - sum(new for new, _ in batch.decodes)
     if room <= 0:
         return {}
     if batch.threshold and any(prompt.alone == batch.threshold < prompt.lacks for prompt in prompts):
-        return _fair(prompts, batch, room, law, least)
+        return _fair(prompts, batch, room, law, least, block)
     total = law.tokens([prompt.prefill for prompt in prompts], batch.decodes)
     return {} if total is None else _in_order(prompts, min(total, room), room, batch.threshold, least)
 
@@ -208,7 +230,7 @@ def _in_order(
 
 
 def _fair(
-    prompts: Sequence[Prompt], batch: Batch, room: int, law: Law, least: Callable[[Prompt], int]
+    prompts: Sequence[Prompt], batch: Batch, room: int, law: Law, least: Callable[[Prompt], int], block: int
 ) -> dict[str, int]:
     beside = list(batch.decodes)
     given: dict[str, int] = {}
@@ -217,13 +239,17 @@ def _fair(
             beside.append((prompt.lacks, prompt.prefill.history))
             given[prompt.key] = prompt.lacks
             room -= prompt.lacks
-    part = [prompt for prompt in prompts if 0 < prompt.alone < prompt.lacks]
+    part = [prompt for prompt in prompts if prompt.alone and prompt.key not in given]
     rest = [prompt for prompt in prompts if not prompt.alone]
+    if not part:
+        return given
     total = law.tokens([prompt.prefill for prompt in [*part, *rest]], beside)
     if total is None:
         return {}
+    each = total // len(part)
+    each -= each % block if each >= block else 0
     for prompt in part:
-        size = min(max(total // len(part), least(prompt)), prompt.alone, room)
+        size = min(max(each, least(prompt)), prompt.alone, room)
         if size > 0:
             given[prompt.key] = size
             room -= size

@@ -46,6 +46,7 @@ class NarrowedScheduler:
         stages = self.vllm_config.parallel_config.pipeline_parallel_size
         self.isochunk = Session(self, config, self._controller(config, stages))
         self._hits = compat.PrefixHits(self)
+        self._block = compat.alignment(self)
         self._external = compat.ExternalHits(self.connector, self.block_size)
         self._turns = Turns(None if compat.own_schedule(self) else config.max_queue_delay)
         self._longest_wait = None if compat.own_schedule(self) else config.least_work_first
@@ -97,7 +98,7 @@ class NarrowedScheduler:
             return None
         if self._longest_wait is not None:
             self._reorder(self._longest_wait)
-        batch = gather(self, self._hits, far=self._external.used)
+        batch = gather(self, self._hits, self._external)
         yielding = self._turns.aside([prompt.prefill for prompt in batch.prompts], batch.begun)
         if yielding:
             self.isochunk.controller.yielded(yielding)
@@ -131,19 +132,21 @@ class NarrowedScheduler:
         loads: list[Prompt] = []
         asked: set[str] = set()
         for _ in range(_ASKED):
-            given = shares(prompts, batch, law, self._least) if prompts else {}
+            given = shares(prompts, batch, law, self._least, self._block) if prompts else {}
             changed = False
             for prompt in [prompt for prompt in prompts if prompt.waits and prompt.key in given.keys() - asked]:
                 asked.add(prompt.key)
-                told = self._external.history(prompt.request, prompt.prefill.history)
+                told = self._external.history(prompt.request, prompt.cached)
                 changed |= told != prompt.prefill.history
                 if told is None:
                     prompts.remove(prompt)
+                    batch.prompts.remove(prompt)
                     loads.append(prompt)
                 else:
                     prompt.prefill = prompt.prefill.after(told)
             if not changed:
                 break
+            batch.walk()
         return given, loads
 
     def _held_to(
@@ -156,10 +159,10 @@ class NarrowedScheduler:
                 caps[prompt.key] += self.num_spec_tokens
                 budget += self.num_spec_tokens
         behind = [prompt for prompt in prompts if prompt.waits and prompt.alone and prompt.key not in given]
-        held: set[str] = set()
+        held: dict[str, int] = {}
         if loads or any(self._external.may_load(prompt.request) for prompt in behind):
             budget += 1  # vLLM's scan ends when the last token is given away
-            held = {prompt.key for prompt in behind if not self._external.may_load(prompt.request)}
+            held = {prompt.key: prompt.alone for prompt in behind if not self._external.may_load(prompt.request)}
             self._external.reach(given.keys(), batch.left, batch.room, batch.threshold)
         return compat.Bounds(min(budget, batch.limit), caps, aside, held)
 

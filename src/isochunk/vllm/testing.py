@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from vllm import SamplingParams
 
-__all__ = ["BLOCK", "Engine", "engine_config"]
+__all__ = ["BLOCK", "Engine", "engine_config", "model_output"]
 
 BLOCK = 16
 
@@ -114,7 +115,7 @@ class Engine:
     def step_fn(self) -> None:
         """One turn of vLLM's `step_with_batch_queue`."""
         if self.scheduler.has_requests():
-            output = self.scheduler.schedule()
+            output = self.schedule()
             new = dict(output.num_scheduled_tokens)
             requests = {key: self.scheduler.requests[key] for key in new}
             sampling = {key for key, request in requests.items() if not request.is_prefill_chunk}
@@ -127,7 +128,18 @@ class Engine:
                     return
         if self._queue:
             output, sampling = self._queue.pop()
-            self.scheduler.update_from_output(output, _answer(output, sampling))
+            self.answered(output, self.scheduler.update_from_output(output, self.answer(output, sampling)))
+
+    def schedule(self) -> Any:
+        """The next step."""
+        return self.scheduler.schedule()
+
+    def answer(self, output: Any, sampling: set[str]) -> ModelRunnerOutput:
+        """What the model makes of a step; ``sampling`` are the requests whose next token it tells."""
+        return model_output(output, {request_id: [7] for request_id in sampling})
+
+    def answered(self, output: Any, told: Any) -> None:
+        """What vLLM tells its clients of a step."""
 
     def run(self, most: int = 100_000) -> None:
         """Step until nothing is left to do."""
@@ -138,13 +150,15 @@ class Engine:
         raise AssertionError(f"still busy after {most} turns")
 
 
-def _answer(output: Any, sampling: set[str]) -> ModelRunnerOutput:
+def model_output(output: Any, sampled: Mapping[str, list[int]], **more: Any) -> ModelRunnerOutput:
+    """A model's answer to a step: the tokens that it sampled for some of its requests."""
     ids = list(output.num_scheduled_tokens)
     return ModelRunnerOutput(
         req_ids=ids,
         req_id_to_index={request_id: at for at, request_id in enumerate(ids)},
-        sampled_token_ids=[[7] if request_id in sampling else [] for request_id in ids],
+        sampled_token_ids=[sampled.get(request_id, []) for request_id in ids],
         logprobs=None,
         prompt_logprobs_dict={},
         pooler_output=[],
+        **more,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,17 +20,18 @@ class Bounds:
 
     ``budget`` tokens in all; of prompts, those in ``caps`` alone, with at most so many tokens each (None: all of them,
     as vLLM likes). Requests that have their prompt behind them are not in it. ``aside`` are running requests that sit
-    the step out, ``held`` waiting ones that are passed over (0.31 on: before, vLLM stops at the first of them).
+    the step out, ``held`` waiting ones that are passed over (0.31 on: before, vLLM stops at the first of them), with
+    the tokens that vLLM alone would give each.
     """
 
     budget: int
     caps: Mapping[str, int] | None
     aside: Sequence[Any] = ()
-    held: Collection[str] = field(default_factory=frozenset)
+    held: Mapping[str, int] = field(default_factory=dict)
 
 
 @contextmanager
-def bounded(scheduler: Any, bounds: Bounds | None, passing: Callable[[Any], None]) -> Iterator[None]:
+def bounded(scheduler: Any, bounds: Bounds | None, passing: Callable[[int], None]) -> Iterator[None]:
     """vLLM's next `schedule` keeps to these bounds; None lets it do as it likes.
 
     Why: `max_num_scheduled_tokens` bounds the step, and only the step: whoever comes first takes it all, be it from
@@ -41,7 +42,7 @@ def bounded(scheduler: Any, bounds: Bounds | None, passing: Callable[[Any], None
     Goes when: vLLM bounds each request by itself (a hook for it, or a threshold by request).
 
     Args:
-        passing: called with each held request as vLLM comes to it.
+        passing: called as vLLM comes to a held request, with its tokens.
     """
     if bounds is None:
         yield
@@ -62,7 +63,7 @@ def bounded(scheduler: Any, bounds: Bounds | None, passing: Callable[[Any], None
 
     def handle(request: Any) -> Any:
         if request.request_id in held:
-            passing(request)
+            passing(held[request.request_id])
             return False
         assert blocked is not None
         return blocked(request)

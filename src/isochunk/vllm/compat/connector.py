@@ -30,7 +30,7 @@ class ExternalHits:
     def __init__(self, connector: Any, block: int) -> None:
         self._block = block
         self._answers: dict[tuple[str, int], _Answer] = {}
-        self._computed: set[str] = set()  # requests that have nothing to load between steps
+        self._computed: dict[str, int] = {}  # requests that have nothing to load between steps, what else they had
         self._reach: _Reach | None = None
         self._ask: Callable[[Any, int], _Answer] | None = None
         if connector is not None:
@@ -56,6 +56,10 @@ class ExternalHits:
         more, between_steps = answer
         return None if more is None or between_steps else max(hit, aligned + more)
 
+    def known(self, request: Any, hit: int) -> int:
+        """Tokens that need not be computed as far as is known, given the local prefix hit."""
+        return max(self._computed.get(request.request_id, 0), hit) if self._computed else hit
+
     def may_load(self, request: Any) -> bool:
         """Whether this waiting request could turn out to have something to load between steps."""
         known = request.request_id in self._computed or request.num_computed_tokens
@@ -72,16 +76,17 @@ class ExternalHits:
         """
         self._reach = _Reach(planned, tokens, requests, threshold)
 
-    def passing(self, request: Any) -> None:
-        """vLLM's scan passes a request that waits for its turn."""
+    def passing(self, tokens: int) -> None:
+        """vLLM's scan passes a request that waits for its turn, and that alone would take so many."""
         if self._reach is not None:
-            self._reach.take(request, int(request.num_computed_tokens))
+            self._reach.take(tokens)
 
     def forget(self, gone: Collection[str] = ()) -> None:
         """Call it after each step, with those that are no more: what could be loaded may be gone in the next."""
         self._answers.clear()
         self._reach = None
-        self._computed.difference_update(gone)
+        for key in gone:
+            self._computed.pop(key, None)
 
     def _tell(self, request: Any, num_computed_tokens: int) -> _Answer:
         assert self._ask is not None
@@ -91,19 +96,19 @@ class ExternalHits:
             return self._ask(request, num_computed_tokens) if told is None else told
         waits = key not in reach.planned
         if told is None and waits and (key in self._computed or not reach.open):
-            told = (0, False)
+            told = (max(self._computed.get(key, 0) - num_computed_tokens, 0), False)
         if told is None:
             told = self._ask(request, num_computed_tokens)
         more, between_steps = told
         if more is None or (between_steps and more):
             return told
         over = not reach.open
-        reach.take(request, num_computed_tokens + more)
+        reach.take(int(request.num_tokens) - num_computed_tokens - more)
         if not waits:
             return told
         if over:
             return 0, False  # its cap is 0 tokens, with which vLLM ends its scan
-        self._computed.add(key)
+        self._computed[key] = num_computed_tokens + more
         return None, False
 
 
@@ -119,7 +124,6 @@ class _Reach:
     def open(self) -> bool:
         return self._tokens > 0 and self._requests > 0
 
-    def take(self, request: Any, history: int) -> None:
-        lacks = int(request.num_tokens) - history
+    def take(self, lacks: int) -> None:
         self._tokens -= min(lacks, self._threshold) if self._threshold else lacks
         self._requests -= 1
