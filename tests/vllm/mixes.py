@@ -125,7 +125,8 @@ class Mix:
             turn += rng.choice((0, 0, 1, 3, 8))
             streams = 1 if shape.loads or rng.random() < 0.9 else rng.randint(2, 3)
             parts = [rng.choices(range(1000), k=rng.choice((20, 300, 900, 2500)) // streams) for _ in range(streams)]
-            parts[0] = shared[: rng.choice((0, 0, 200, 1400))] + parts[0]
+            # With loads nothing is shared: what vLLM serves in a step is in the cache for those behind in the same one.
+            parts[0] = shared[: rng.choice((0, 0, 200, 1400)) * (not shape.loads)] + parts[0]
             mix.arrivals.append(
                 Arrival(
                     turn,

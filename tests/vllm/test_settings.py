@@ -54,6 +54,7 @@ def test_a_class_that_is_named_by_its_path_is_looked_at_only_when_isochunk_is_en
     ("section", "options", "message"),
     [
         (ON, {"pipeline_parallel_size": 1}, "--pipeline-parallel-size 1"),
+        (ON, {"runner": "pooling", "convert": "embed"}, "this model pools"),
         (ON, {"enable_chunked_prefill": False, "max_num_batched_tokens": 65536}, "chunked prefill is off"),
         (ON, {"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"}, "exclude each other"),
         ({**ON, "min_chunk": 2048}, {}, "min_chunk = 2048 must be below max_num_batched_tokens = 2048"),

@@ -104,9 +104,9 @@ class Server:
         """What was noted, each once, with how often where that was more than once."""
         return [text if count == 1 else f"{count} x {text}" for text, count in self._notes.items()]
 
-    async def status(self) -> Status:
-        """What isochunk says about itself on this server."""
-        return await self._json("GET", "/isochunk/status")
+    async def status(self, request_id: str | None = None) -> Status:
+        """What isochunk says about itself on this server, with the id of the prompt that was sent with this one."""
+        return await self._json("GET", "/isochunk/status" + (f"?request_id={request_id}" if request_id else ""))
 
     async def use(self, policy: str, chunk: int | None = None) -> None:
         """Switch the policy at run time; ``chunk`` None means the server's ``max_num_batched_tokens``."""

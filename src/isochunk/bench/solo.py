@@ -110,9 +110,9 @@ class Solo:
 
     async def _account(self, answer: Answer, tokens: int) -> tuple[Status, dict[str, Any]]:
         for _ in range(int(_RECORD_SECONDS / _POLL_SECONDS)):
-            status = await self._server.status()
+            status = await self._server.status(answer.request_id)
             for record in reversed(status["prompts"]):
-                if answer.request_id in record["request_id"]:
+                if answer.request_id in (record["request_id"] or ""):
                     return status, record
             await asyncio.sleep(_POLL_SECONDS)
         raise ServerError(

@@ -78,7 +78,9 @@ def running_rehearsal(
     """
     port = free_port()
     chosen = [*arguments, "--host", "127.0.0.1", "--port", str(port)]
-    command, environment = rehearsed(rehearsal, chosen, {**os.environ, **(environ or {})}, stages=stages)
+    command, environment = rehearsed(
+        rehearsal, chosen, {"ISOCHUNK_OPEN_POLICY": "1", **os.environ, **(environ or {})}, stages=stages
+    )
     url = f"http://127.0.0.1:{port}"
     with running_process(command, environment, health=f"{url}/health", log=log, timeout_s=timeout_s, progress=progress):
         yield url

@@ -28,6 +28,7 @@ _MARKS = {
 }
 _PROBE = re.compile(r"isochunk: (probing, .*)")
 _HOST = "127.0.0.1"
+_OPEN = "ISOCHUNK_OPEN_POLICY"  # servers of our own, on loopback: whoever measures them may change their policy
 _STOP_S = 20.0
 _SIGN_OF_LIFE_S = 10.0
 
@@ -60,7 +61,7 @@ def running_server(
     """
     port = free_port()
     options = ["--host", _HOST, "--port", str(port), *options]
-    command, environment = launch(str(model), options, {**os.environ, **(environ or {})}, plugins=plugins)
+    command, environment = launch(str(model), options, {_OPEN: "1", **os.environ, **(environ or {})}, plugins=plugins)
     progress("starting vLLM")
     url = f"http://{_HOST}:{port}"
     with running_process(command, environment, health=f"{url}/health", log=log, timeout_s=timeout_s, progress=progress):

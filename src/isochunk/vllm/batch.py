@@ -51,6 +51,7 @@ class Batch:
         prompts: in the order in which vLLM serves them, ``begun`` of them running.
         more: prompts that wait behind those.
         aside: running requests that no step can hold beside those before them (too many LoRA adapters).
+        unfit: ids of waiting requests whose adapter has to wait.
         limit: tokens that vLLM allows a step; ``left`` of them are left by the running requests.
         room: how many more requests may run.
         threshold: most tokens of a prompt in a step, set by the user; 0 for no such bound.
@@ -66,6 +67,7 @@ class Batch:
     begun: int = 0
     more: int = 0
     aside: list[Any] = field(default_factory=list)
+    unfit: list[str] = field(default_factory=list)
 
     def walk(self) -> None:
         """What vLLM alone would give the waiting prompts, after one of them turned out to lack less."""
@@ -138,6 +140,7 @@ def _add_waiting(
         adapters.wait(scheduler)
         for request in compat.waiting_requests(scheduler):
             if not adapters.fit(request):
+                batch.unfit.append(request.request_id)
                 continue
             cached = hits.of(request, step, following=left > 0 and len(shown) < _ANEW)
             history = external.known(request, cached)

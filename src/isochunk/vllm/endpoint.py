@@ -6,6 +6,7 @@ vLLM loads it when ``VLLM_PLUGINS`` names ``isochunk``; ``isochunk serve`` sets 
 from __future__ import annotations
 
 import os
+import re
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request
@@ -19,7 +20,9 @@ from isochunk.vllm.live.routes import live_routes
 from isochunk.vllm.virtual.rehearsal import rehearsal_of
 from isochunk.vllm.virtual.routes import rehearsal_routes
 
-__all__ = ["IsochunkEndpoint"]
+__all__ = ["OPEN", "IsochunkEndpoint"]
+
+OPEN = "ISOCHUNK_OPEN_POLICY"  # 1 in the environment of a server without a key: anybody may change its policy
 
 router = APIRouter(prefix="/isochunk", tags=["isochunk"])
 
@@ -51,15 +54,35 @@ class IsochunkEndpoint:
         """Nothing to do: vLLM itself keeps the way to the engine and its arguments there."""
 
 
+def _keys(request: Request) -> list[str]:
+    return [key for key in (request.app.state.args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
+
+
 def authorise(request: Request) -> None:
     """Raise `HTTPException` unless the request carries one of the server's keys, if it has any."""
-    keys = [key for key in (request.app.state.args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
+    keys = _keys(request)
     if keys and not compat.token_is_valid(request.headers, keys):
         raise HTTPException(401, "Unauthorized: send the server's API key as 'Authorization: Bearer KEY'")
 
 
 async def _engine(state: Any, method: str, *args: Any) -> dict[str, Any]:
     return dict(await state.engine_client.engine_core.call_utility_async(method, *args))
+
+
+def _may_change(request: Request) -> None:
+    """Raise `HTTPException` where everybody could change the policy and nobody said that they may."""
+    if not _keys(request) and os.environ.get(OPEN) != "1":
+        raise HTTPException(
+            403, f"this server has no API key, so anybody could change its policy: give it one, or set {OPEN}=1"
+        )
+
+
+def _shown(record: dict[str, Any], own: list[str]) -> dict[str, Any]:
+    """A prompt's record, with its request's id only for whoever knows it: vLLM adds to the id that a client sent."""
+    known = any(
+        re.fullmatch(rf"([a-z]+-)?{re.escape(name)}(-\d+)?(-[0-9a-f]{{8}})?", record["request_id"]) for name in own
+    )
+    return record if known else {**record, "request_id": None}
 
 
 async def _call(request: Request, method: str, *args: Any) -> dict[str, Any]:
@@ -76,8 +99,13 @@ async def _call(request: Request, method: str, *args: Any) -> dict[str, Any]:
 
 @router.get("/status")
 async def status(request: Request) -> JSONResponse:
-    """Policy, model, last plans with predicted and measured step times, counters."""
-    return JSONResponse(await _call(request, "isochunk_status"))
+    """Policy, model, last plans with predicted and measured step times, counters.
+
+    Prompts are told without their ids, but for those that ``?request_id=`` names (it may be given more than once).
+    """
+    told = await _call(request, "isochunk_status")
+    own = request.query_params.getlist("request_id")
+    return JSONResponse({**told, "prompts": [_shown(record, own) for record in told["prompts"]]})
 
 
 @router.get("/health")
@@ -90,6 +118,8 @@ async def health(request: Request) -> JSONResponse:
 @router.post("/policy")
 async def policy(request: Request) -> JSONResponse:
     """Change policy and fixed size at run time."""
+    authorise(request)
+    _may_change(request)
     try:
         change = PolicyChange.model_validate_json(await request.body())
     except ValidationError as error:

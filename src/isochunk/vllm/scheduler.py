@@ -100,14 +100,21 @@ class NarrowedScheduler:
             self._reorder(self._longest_wait)
         batch = gather(self, self._hits, self._external)
         yielding = self._turns.aside([prompt.prefill for prompt in batch.prompts], batch.begun)
+        prompts = [prompt for prompt in batch.prompts if prompt.key not in yielding]
+        given, loads = self._shares(prompts, batch, between=bool(yielding))
+        if yielding and loads and not prompts:  # who would take the step loads its KV meanwhile
+            yielding, prompts = frozenset(), list(batch.prompts)
+            given, more = self._shares(prompts, batch, between=False)
+            loads += more
         if yielding:
             self.isochunk.controller.yielded(yielding)
         aside = [*batch.aside, *(self.requests[key] for key in yielding)]
-        prompts = [prompt for prompt in batch.prompts if prompt.key not in yielding]
-        given, loads = self._shares(prompts, batch, between=bool(yielding))
         if not given:
             return compat.Bounds(batch.limit, None, aside) if aside else None
-        return self._held_to(prompts, batch, given, loads, aside)
+        bounds = self._held_to(prompts, batch, given, loads, aside)
+        if yielding:  # vLLM does not count the adapters of those set aside
+            bounds.held = {**bounds.held, **dict.fromkeys(batch.unfit, 0)}
+        return bounds
 
     def _reorder(self, longest_wait: float) -> None:
         """Least predicted work first among those that wait."""
@@ -171,7 +178,7 @@ class NarrowedScheduler:
 
     def _entered(self, output: Any) -> None:
         gone = [*output.finished_req_ids, *(output.preempted_req_ids or ())]
-        self._external.forget(gone)
+        self._external.forget(self, gone)
         self.isochunk.controller.gone(gone)
         scheduled = output.num_scheduled_tokens
         if not scheduled:

@@ -102,6 +102,12 @@ def check_engine(vllm_config: Any) -> None:
             f"--pipeline-parallel-size {stages}: isochunk plans chunks for at least 2 pipeline stages; "
             f"raise it, or remove {KEY}"
         )
+    runner = vllm_config.model_config.runner_type
+    if runner != "generate" or getattr(vllm_config.model_config, "is_diffusion", False):
+        raise ConfigError(
+            f"this model {'denoises' if runner == 'generate' else 'pools'} (--runner {runner}): isochunk plans and "
+            f"measures prompts that are followed by tokens; remove {KEY}, or give the model a generating runner"
+        )
     if not scheduler.enable_chunked_prefill:
         raise ConfigError("chunked prefill is off: isochunk needs it; remove --no-enable-chunked-prefill")
     if (said := compat.balance_scheduling(vllm_config.additional_config)) is not None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from isochunk.vllm.compat.ascend import own_schedule
 
-__all__ = ["Bounds", "alignment", "bounded", "least_chunk"]
+__all__ = ["Bounds", "alignment", "bounded", "least_chunk", "wait_their_turn"]
 
 _ALIGNMENT = 16
 
@@ -86,8 +86,17 @@ def bounded(scheduler: Any, bounds: Bounds | None, passing: Callable[[int], None
         vars(scheduler).pop("_handle_blocked_waiting_request", None)
         for request, step in zip(bounds.aside, due, strict=True):
             request.next_decode_eligible_step = step
-        if held and hasattr(scheduler, "deferred_waiting"):  # they wait for their turn, not for something else
-            scheduler.deferred_waiting -= {scheduler.requests[key] for key in held if key in scheduler.requests}
+        if held:
+            wait_their_turn(scheduler, [scheduler.requests[key] for key in held if key in scheduler.requests])
+
+
+def wait_their_turn(scheduler: Any, requests: Iterable[Any]) -> None:
+    """These requests were passed over because it is not their turn, not because something holds them up.
+
+    Why: vLLM's statistics tell the two apart (`deferred_waiting`, 0.31 on).
+    """
+    if hasattr(scheduler, "deferred_waiting"):
+        scheduler.deferred_waiting.difference_update(requests)
 
 
 def alignment(scheduler: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
+from isochunk.vllm.compat.bounds import wait_their_turn
 from isochunk.vllm.compat.patching import need
 
 __all__ = ["ExternalHits"]
@@ -32,6 +33,7 @@ class ExternalHits:
         self._answers: dict[tuple[str, int], _Answer] = {}
         self._computed: dict[str, int] = {}  # requests that have nothing to load between steps, what else they had
         self._reach: _Reach | None = None
+        self._put_off: list[Any] = []
         self._ask: Callable[[Any, int], _Answer] | None = None
         if connector is not None:
             self._ask = need(connector, "get_num_new_matched_tokens")
@@ -78,13 +80,16 @@ class ExternalHits:
 
     def passing(self, tokens: int) -> None:
         """vLLM's scan passes a request that waits for its turn, and that alone would take so many."""
-        if self._reach is not None:
+        if self._reach is not None and tokens:
             self._reach.take(tokens)
 
-    def forget(self, gone: Collection[str] = ()) -> None:
+    def forget(self, scheduler: Any, gone: Collection[str] = ()) -> None:
         """Call it after each step, with those that are no more: what could be loaded may be gone in the next."""
         self._answers.clear()
         self._reach = None
+        if self._put_off:
+            wait_their_turn(scheduler, self._put_off)
+            self._put_off = []
         for key in gone:
             self._computed.pop(key, None)
 
@@ -109,6 +114,7 @@ class ExternalHits:
         if over:
             return 0, False  # its cap is 0 tokens, with which vLLM ends its scan
         self._computed[key] = num_computed_tokens + more
+        self._put_off.append(request)
         return None, False
 
 
