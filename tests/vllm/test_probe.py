@@ -1,15 +1,17 @@
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isochunk import CostModel
+from benchmarks.curves import gpu_models
+from isochunk import CostModel, plan
+from isochunk.core.planner import evaluate
 from isochunk.core.profile import load_profile
-from isochunk.vllm.probe import Probe, probe_chunks
+from isochunk.vllm.probe import Probe, Steps, probe_chunks
 from isochunk.vllm.testing import Engine, engine_config
 
 from .conftest import MODEL
@@ -34,55 +36,123 @@ def test_small_and_large_chunks_at_small_and_large_history(tokens: int, limit: i
         assert near.max() >= 8 * near.min()
 
 
-def steps(model: CostModel, noise: Callable[[int], float]) -> Callable[[str, int, float], Any]:
-    chunks = probe_chunks(16_000, 8192, 16)
-    history = np.concatenate(([0], np.cumsum(chunks)[:-1])).tolist()
-    calls = []
+class Machine:
+    """An engine whose steps take what a model says; its clock is the probe's."""
 
-    def prefill(request_id: str, tokens: int, deadline: float) -> list[tuple[int, int, float]]:
-        calls.append(request_id)
-        return [
-            (c, h, model.seconds(c, h) * noise(len(calls) + at))
-            for at, (c, h) in enumerate(zip(chunks, history, strict=True))
-        ]
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        model: CostModel,
+        noise: Callable[[], float] = lambda: 1.0,
+        stages: int = 2,
+    ) -> None:
+        self.now, self.model, self.noise, self.stages = 1000.0, model, noise, stages
+        self.asked: list[tuple[int, int]] = []
+        monkeypatch.setattr("isochunk.vllm.probe.time", SimpleNamespace(monotonic=lambda: self.now))
 
-    return prefill
+    def probe(self, longest: int = 16_000, limit: int = 8192, seconds: float = 60.0) -> Probe:
+        probe = Probe(
+            chunks=probe_chunks(longest, limit, 16),
+            max_chunk=limit,
+            block=16,
+            stages=self.stages,
+            max_seconds=seconds,
+        )
+        self.began = self.now
+        self.fit = probe.run(lambda prompts: self.send(probe, prompts))
+        return probe
+
+    def send(self, probe: Probe, prompts: dict[str, list[int]]) -> Steps:
+        steps: list[tuple[int, int, float]] = []
+        exits: list[float] = []
+        left = [self.now] * self.stages
+        for key, chunks in prompts.items():
+            history, first = 0, len(steps)
+            while history < sum(chunks) and not probe.over:
+                self.now = max(self.now, exits[-self.stages] if len(exits) >= self.stages else self.now)
+                out = sum(exit_ <= self.now for exit_ in exits)
+                chunk = probe.chunk_at(key, history, steps[first:out])
+                assert chunk is not None
+                seconds = self.model.seconds(chunk, history) * self.noise()
+                for stage in range(self.stages):
+                    left[stage] = max(left[stage], left[stage - 1] if stage else self.now) + seconds
+                exits.append(left[-1])
+                steps.append((chunk, history, seconds))
+                history += chunk
+        self.now = left[-1]
+        return steps
 
 
-def test_at_most_three_prompts_and_65_steps() -> None:
-    probe = Probe(chunks=probe_chunks(16_000, 8192, 16), max_seconds=60)
-    fit = probe.run(steps(MODEL, lambda step: 1.0))
-    assert fit is not None
+def test_a_straight_line_takes_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, MODEL)
+    probe = machine.probe()
+    assert machine.fit is not None
     assert probe.steps <= 65
     assert probe.tokens <= 3 * 16_000
     assert not probe.busy
-    assert fit.model.c0 == pytest.approx(MODEL.c0, rel=1e-6)
+    assert machine.fit.model.curve is None
+    assert machine.fit.model.c0 == pytest.approx(MODEL.c0, rel=1e-6)
 
 
-def test_a_busy_machine_is_noticed() -> None:
+def test_noise_finds_no_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        machine = Machine(monkeypatch, MODEL, lambda: 1 + 0.04 * abs(rng.standard_normal()))  # noqa: B023
+        machine.probe()
+        assert machine.fit is not None
+        assert machine.fit.model.curve is None
+
+
+@pytest.mark.parametrize("stages", [2, 8])
+@pytest.mark.parametrize("name", list(gpu_models(1)))
+def test_a_gpus_curve_is_found(monkeypatch: pytest.MonkeyPatch, name: str, stages: int) -> None:
+    true = gpu_models(stages)[name]
     rng = np.random.default_rng(0)
-    probe = Probe(chunks=probe_chunks(16_000, 8192, 16), max_seconds=60)
-    probe.run(steps(MODEL, lambda step: rng.uniform(1, 6)))
-    assert probe.busy
+    machine = Machine(monkeypatch, true, lambda: 1 + 0.003 * abs(rng.standard_normal()), stages)
+    machine.probe(100_000)
+    assert machine.fit is not None
+    found = machine.fit.model
+    assert found.curve is not None
+    for tokens in (1024, 2048, 4096, 8192, 32_768, 100_000):
+        chosen = plan(found, tokens, stages, max_chunk=8192, block=16)
+        taken = evaluate(true, chosen.chunks, stages)
+        assert chosen.ttft_s == pytest.approx(taken, rel=0.05)
 
 
-def test_one_repeat_that_looks_far_too_short_counts_for_nothing() -> None:
-    probe = Probe(chunks=probe_chunks(16_000, 8192, 16), max_seconds=60)
-    fit = probe.run(steps(MODEL, lambda step: 0.2 if step % 7 == 0 else 1.0))
-    assert fit is not None
-    assert fit.model.c0 == pytest.approx(MODEL.c0, rel=0.05)
+@pytest.mark.parametrize("seconds", [0.5, 2.0, 5.0, 20.0])
+@pytest.mark.parametrize("stages", [2, 8])
+def test_the_bound_holds_however_slow_the_machine(monkeypatch: pytest.MonkeyPatch, seconds: float, stages: int) -> None:
+    for true in (MODEL, MODEL.scaled(10), gpu_models(stages)["phi-2@h100/tp1"], CostModel(0.01, 0.0028, 2.4e-6)):
+        machine = Machine(monkeypatch, true, stages=stages)
+        machine.probe(32_000, seconds=seconds)
+        assert machine.now - machine.began <= seconds + 2 * stages * true.seconds(16)
 
 
-def test_no_time_sends_one_prompt_only() -> None:
-    probe = Probe(chunks=[64, 64], max_seconds=0.0)
-    sent: list[str] = []
+def test_a_size_that_would_not_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, CostModel(0.01, 0.0028, 2.4e-6))  # 8192 tokens take 100 s
+    probe = machine.probe(32_000, seconds=60)
+    sizes = [chunk for chunk, _, _ in probe.samples]
+    assert 512 <= max(sizes) < 8192
+    assert machine.fit is not None
 
-    def prefill(request_id: str, tokens: int, deadline: float) -> list[tuple[int, int, float]]:
-        sent.append(request_id)
-        return []
 
-    assert probe.run(prefill) is None
-    assert len(sent) == 1
+def test_a_busy_machine_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    assert Machine(monkeypatch, MODEL, lambda: rng.uniform(1, 10)).probe().busy
+
+
+def test_one_repeat_that_looks_far_too_short_counts_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = iter(range(10_000))
+    machine = Machine(monkeypatch, MODEL, lambda: 0.2 if next(turns) % 17 == 3 else 1.0)
+    machine.probe()
+    assert machine.fit is not None
+    assert machine.fit.model.c0 == pytest.approx(MODEL.c0, rel=0.1)
+
+
+def test_no_time_measures_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, MODEL)
+    assert machine.probe(seconds=0.0).steps <= 3
+    assert machine.fit is None
 
 
 def test_the_engine_is_probed_through_its_scheduler_and_left_clean(

@@ -105,7 +105,7 @@ def fit(chunk: npt.ArrayLike, history: npt.ArrayLike, seconds: npt.ArrayLike, *,
     if curved:
         off = _off(straight, first)
         unexplained = 2 * noise if noise is not None else surprise(c[first], t[first]) / _BETTER
-        curved = off > max(_EXPLAINED, unexplained)
+        curved = off > max(_EXPLAINED / 2, unexplained)
     if curved:
         best = _shaped(c, h, t, straight.model, floors, curved, None)
     bent = [_shaped(c, h, t, straight.model, floors, curved, place) for place in bend_places(float(h.max()))]

@@ -46,6 +46,11 @@ class PromptRecord:
     entered_s: list[float] = field(default_factory=list)
     exited_s: list[float] = field(default_factory=list)
 
+    @property
+    def steps(self) -> list[tuple[int, int, float]]:
+        """Chunk, history and measured seconds of each step."""
+        return list(zip(self.chunks, self.histories, self.measured_s, strict=True))
+
 
 @dataclass(slots=True, eq=False)
 class Run:
@@ -135,6 +140,11 @@ class PromptLog:
         record.measured_ttft_s = exited - record.entered_s[0]
         self._finished.append(record)
         return record
+
+    def running(self, request_id: str) -> PromptRecord | None:
+        """The record of a prompt that is not finished."""
+        run = self._open.get(request_id)
+        return run.record if run else None
 
     def take(self, request_id: str) -> PromptRecord | None:
         """Remove and return a prompt's record, finished or not."""

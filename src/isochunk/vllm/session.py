@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,13 +25,15 @@ from isochunk.vllm.config import ChunkConfig
 from isochunk.vllm.controller import Controller
 from isochunk.vllm.health import Attempt, Health
 from isochunk.vllm.narrator import Narrator
-from isochunk.vllm.probe import PREFIX, Probe, probe_chunks
+from isochunk.vllm.probe import PREFIX, Probe, Steps, probe_chunks
 from isochunk.vllm.settings import profile_key
 from isochunk.vllm.versions import supported
 
 __all__ = ["Session"]
 
 logger = logging.getLogger("vllm.isochunk")
+
+_DRAINED = 64  # turns of the engine in which the steps of a probe that failed come out; pipelines are shallower
 
 
 class Session:
@@ -62,11 +63,13 @@ class Session:
             return
         try:
             with self.attempt("the probe"), compat.without_prefix_cache(self._scheduler):
-                self._run_probe(engine)
+                try:
+                    self._run_probe(engine)
+                finally:
+                    self._drain(engine)
         finally:
+            self._give_up()
             self._probing = None
-            left = [key for key in self._scheduler.requests if key.startswith(PREFIX)]
-            self._scheduler.finish_requests(left, compat.aborted_status())
 
     def tokens(
         self,
@@ -79,7 +82,9 @@ class Session:
     ) -> int | None:
         """Prefill tokens of the next step; None leaves the step to vLLM."""
         if self._probing is not None and queue[0].key.startswith(PREFIX):
-            return self._probing.chunk_at(queue[0].history)
+            record = self.controller.log.running(queue[0].key)
+            so_far = record.steps if record is not None else []
+            return self._probing.chunk_at(queue[0].key, queue[0].history, so_far)
         return self.controller.tokens(queue, more, beside, between=between, max_seconds=max_seconds)
 
     def exited(self, now: float, output: Any) -> None:
@@ -196,15 +201,21 @@ class Session:
             logger.warning("isochunk: %s", error)
 
     def _run_probe(self, engine: Any) -> None:
-        chunks = self._probe_chunks()
-        probe = self._probe = self._probing = Probe(chunks=chunks, max_seconds=self._config.max_probe_seconds)
+        planner = self.controller.planner
+        probe = self._probe = self._probing = Probe(
+            chunks=self._probe_chunks(),
+            max_chunk=planner.max_chunk,
+            block=planner.block,
+            stages=planner.stages,
+            max_seconds=self._config.max_probe_seconds,
+        )
         logger.info(
-            "isochunk: probing with %d steps of a %d-token prompt, at most %.0f s (max_probe_seconds)",
-            len(chunks),
-            sum(chunks),
+            "isochunk: probing sizes up to %d tokens and a prompt of %d, at most %.0f s (max_probe_seconds)",
+            probe.max_chunk,
+            sum(probe.chunks),
             probe.max_seconds,
         )
-        fit = probe.run(lambda key, tokens, deadline: self._prefill(engine, key, tokens, deadline))
+        fit = probe.run(lambda prompts: self._send(engine, prompts))
         logger.info("isochunk: the probe took %.1f s: %d steps, %d tokens", probe.seconds, probe.steps, probe.tokens)
         if probe.busy:
             logger.warning("isochunk: the machine was busy during the probe; the model will follow the traffic")
@@ -222,20 +233,41 @@ class Session:
         planner = self.controller.planner
         return probe_chunks(tokens, planner.max_chunk, planner.block)
 
-    def _prefill(self, engine: Any, key: str, tokens: int, deadline: float) -> list[tuple[int, int, float]]:
-        """Send one prompt of random tokens through the engine; its steps as (chunk, history, seconds)."""
-        vocabulary = self._scheduler.vllm_config.model_config.get_vocab_size()
-        ids = np.random.default_rng().integers(0, vocabulary, tokens).tolist()
+    def _send(self, engine: Any, prompts: dict[str, list[int]]) -> Steps:
+        """Send prompts of random tokens through the engine, each cut as said; their steps."""
+        probe = self._probing
+        assert probe is not None
         scheduler = self._scheduler
-        scheduler.add_request(compat.probe_request(key, ids))
+        vocabulary = scheduler.vllm_config.model_config.get_vocab_size()
+        random = np.random.default_rng()
+        for key, chunks in prompts.items():
+            scheduler.add_request(compat.probe_request(key, random.integers(0, vocabulary, sum(chunks)).tolist()))
         while engine.has_work() and engine.is_running():
             engine.step_fn()
-            if time.monotonic() > deadline and key in scheduler.requests:
-                scheduler.finish_requests(key, compat.aborted_status())
-        record = self.controller.log.take(key)
-        if record is None:
-            return []
-        return list(zip(record.chunks, record.histories, record.measured_s, strict=True))
+            if probe.over:
+                self._give_up()
+            if probe.time_to_tell():
+                logger.info("isochunk: probing, %s", probe.progress())
+        steps: list[tuple[int, int, float]] = []
+        for key in prompts:
+            if (record := self.controller.log.take(key)) is not None:
+                steps += record.steps
+        return steps
+
+    def _give_up(self) -> None:
+        """Take the probe's prompts out of the scheduler; their steps in the pipeline still come out of it."""
+        left = [key for key in self._scheduler.requests if key.startswith(PREFIX)]
+        if left:
+            self._scheduler.finish_requests(left, compat.aborted_status())
+
+    def _drain(self, engine: Any) -> None:
+        """Let the steps of a probe that failed come out of the engine, so that they are none of the first prompts'."""
+        self._give_up()
+        for _ in range(_DRAINED):
+            if not engine.has_work():
+                return
+            with self.attempt("ending a step of the probe"):  # what made the probe fail may go on
+                engine.step_fn()
 
 
 def _sample(step: tuple[int, int, float], model: CostModel) -> Sample:
