@@ -78,6 +78,33 @@ def test_bad_samples_are_named_and_write_nothing(
     assert not (tmp_path / "p.json").exists()
 
 
+def test_samples_that_the_model_does_not_explain_are_named(tmp_path: Path) -> None:
+    # Three cold steps of a handful.
+    rows = [(c, h, TRUE.seconds(c, h) * (3 if at < 3 else 1)) for at, (c, h) in enumerate(STEPS[:9])]
+    samples = write(tmp_path / "s.csv", rows)
+    said = run("fit", samples, "-o", tmp_path / "p.json")
+    assert "does not explain" in said
+    told = json.loads(run("fit", samples, "-o", tmp_path / "p.json", "--json"))["stages"]["0"]["unexplained"]
+    assert f"does not explain {len(told)} of 9 samples" in said
+    assert told
+    assert abs(told[0]["fitted_s"] / told[0]["seconds"] - 1) > 0.2
+
+
+def test_samples_that_the_model_explains_are_not(tmp_path: Path) -> None:
+    samples = write(tmp_path / "s.csv", [(c, h, TRUE.seconds(c, h)) for c, h in STEPS])
+    assert "does not explain" not in run("fit", samples, "-o", tmp_path / "p.json")
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_measured_and_fitted_steps_are_drawn(tmp_path: Path, kind: str) -> None:
+    rows = [(c, h, TRUE.seconds(c, h), stage) for c, h in STEPS for stage in (0, 1)]
+    samples = write(tmp_path / "s.csv", rows, "chunk,history,seconds,stage")
+    run("fit", samples, "-o", tmp_path / "p.json", "--figure", tmp_path / f"f.{kind}")
+    assert (tmp_path / f"f.{kind}").stat().st_size > 5000
+    with pytest.raises(IsochunkError, match="can't draw"):
+        run("fit", samples, "-o", tmp_path / "p.json", "--figure", tmp_path / "none" / "f.svg")
+
+
 def test_errors_are_one_line_and_exit_code_two(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,15 +3,28 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from isochunk import CostModel
+from isochunk.core.cost import Bend
 from isochunk.core.curve import Curve
 from isochunk.core.errors import ProfileError
-from isochunk.core.profile import FORMAT_VERSION, Profile, default_folder, key_name, load_profile, save_profile
+from isochunk.core.profile import (
+    FORMAT_VERSION,
+    Profile,
+    default_folder,
+    is_profile,
+    key_name,
+    load_profile,
+    save_profile,
+)
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path, model: CostModel) -> None:
@@ -104,6 +117,77 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path, model: CostMode
     (tmp_path / "file").write_text("")
     with pytest.raises(ProfileError, match="can't write"):
         save_profile(tmp_path / "file" / "p.json", Profile(model=model))
+
+
+def test_a_profile_is_as_readable_as_any_new_file(tmp_path: Path, model: CostModel) -> None:
+    for umask, mode in ((0o022, 0o644), (0o077, 0o600), (0o002, 0o664)):
+        before = os.umask(umask)
+        try:
+            save_profile(tmp_path / f"{umask}.json", Profile(model=model))
+        finally:
+            os.umask(before)
+        assert (tmp_path / f"{umask}.json").stat().st_mode & 0o777 == mode
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+
+
+def test_a_curve_and_a_bend_are_kept(tmp_path: Path) -> None:
+    model = CostModel(0.004, 1e-5, 1e-9, curve=Curve((1, 512, 513), (0.005, 0.006, 0.009)), bend=Bend(65_536, 1.5))
+    save_profile(tmp_path / "p.json", Profile(model=model, stage_models=(model, model.scaled(2))))
+    assert load_profile(tmp_path / "p.json").models == (model, model.scaled(2))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 200_000,
+        '{"a":' * 200_000,
+        "9" * 100_000,
+        '{"c0": ' + "9" * 400 + ', "c1": 1, "c2": 1}',
+        " " * (5 << 20),
+        "\ud800",
+    ],
+)
+def test_bombs_and_huge_files_are_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(text, encoding="utf-8", errors="surrogatepass")
+    with pytest.raises(ProfileError, match=r"p\.json"):
+        load_profile(path)
+    assert not is_profile(path) or text.startswith('{"c0"')
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero"), tmp_path / ("x" * 300)):
+        with pytest.raises(ProfileError, match="can't read"):
+            load_profile(path)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=20,
+)
+SECTIONS = ("version", "model", "stages", "floors", "key", "fit", "source", "decode", "format")
+
+
+@given(st.sampled_from(SECTIONS), json_values, st.sampled_from(["c0", "c3", "curve", "bend", None]))
+def test_whatever_stands_in_a_profile_is_read_or_refused(section: str, value: object, inner: str | None) -> None:
+    good = CostModel(0.004, 1e-5, 1e-9).as_dict()
+    data = {"format": "isochunk-profile", "version": 1, "model": good, "key": {"a": 1}}
+    data |= {"model": {**good, inner: value}} if section == "model" and inner else {section: value}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "p.json"
+        path.write_text(json.dumps(data))
+        with suppress(ProfileError):
+            assert isinstance(load_profile(path, key={"a": 1}).model, CostModel)
+
+
+def test_a_file_from_before_the_key_told_more_is_read(tmp_path: Path, model: CostModel) -> None:
+    save_profile(tmp_path / "p.json", Profile(model=model, key={"device": "cpu"}))
+    assert load_profile(tmp_path / "p.json", key={"device": "cpu", "asynchronous": True}).model == model
+    save_profile(tmp_path / "p.json", Profile(model=model, key={"device": "cpu", "asynchronous": False}))
+    with pytest.raises(ProfileError, match="asynchronous differ"):
+        load_profile(tmp_path / "p.json", key={"device": "cpu", "asynchronous": True})
 
 
 def test_the_name_depends_on_the_key_alone() -> None:

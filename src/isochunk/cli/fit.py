@@ -14,12 +14,15 @@ from isochunk.core.cost import COEFFICIENTS
 from isochunk.core.errors import FitError
 from isochunk.core.fit import Fit, fit
 from isochunk.core.profile import Profile, save_profile
+from isochunk.report.fits import draw_fit
 
-__all__ = ["fit_command", "read_samples"]
+__all__ = ["fit_command", "read_samples", "unexplained"]
 
 _COLUMNS = ("chunk", "history", "seconds")
 _UNITS = {"c0": "s a step", "c1": "s a token", "c2": "s a token pair", "c3": "s a history token"}
 _SHAKY = 1e4
+_MISSED = 0.2  # relative error of a sample that the model does not explain
+_SHOWN = 5
 
 Column = list[float]
 
@@ -27,20 +30,57 @@ Column = list[float]
 def fit_command(
     samples: Annotated[Path, typer.Argument(help="CSV with columns chunk,history,seconds and optionally stage.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Profile file to write.")],
+    figure: Annotated[
+        Path | None, typer.Option(help="Picture of measured against fitted steps (.svg, .png, .pdf; needs matplotlib).")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Fit the cost model to measured steps and store it as a profile."""
     stages = read_samples(samples)
     fits = {stage: fit(*columns) for stage, columns in stages.items()}
+    if figure is not None:
+        draw_fit(figure, {stage: (fits[stage].model, *columns) for stage, columns in stages.items()})
     slowest = max(fits.values(), key=lambda f: f.model.seconds(8192, 8192))
     models = tuple(fits[stage].model for stage in sorted(fits)) if len(fits) > 1 else ()
     save_profile(output, Profile(model=slowest.model, stage_models=models, fit=slowest.as_dict()))
     if json:
-        print_json({"profile": str(output), "stages": {str(k): f.as_dict() for k, f in fits.items()}})
+        told = {
+            str(stage): found.as_dict() | {"unexplained": unexplained(found, stages[stage])}
+            for stage, found in fits.items()
+        }
+        print_json({"profile": str(output), "stages": told})
         return
     for stage, result in sorted(fits.items()):
         _print(f"stage {stage}: " if len(fits) > 1 else "", result)
-    typer.echo(f"wrote {output}")
+        _warn(unexplained(result, stages[stage]), len(result.residuals))
+    typer.echo(f"wrote {output}" + (f" and {figure}" if figure else ""))
+
+
+def unexplained(found: Fit, columns: tuple[Column, Column, Column]) -> list[dict[str, float]]:
+    """The samples that the model misses by more than `_MISSED`, the worst first."""
+    rows = zip(*columns, found.residuals.tolist(), strict=True)
+    missed = [
+        {"chunk": chunk, "history": history, "seconds": seconds, "fitted_s": seconds * (1 + residual)}
+        for chunk, history, seconds, residual in rows
+        if abs(residual) > _MISSED
+    ]
+    return sorted(missed, key=lambda row: -abs(row["fitted_s"] / row["seconds"] - 1))
+
+
+def _warn(missed: list[dict[str, float]], samples: int) -> None:
+    if not missed:
+        return
+    typer.echo(
+        f"warning: the model does not explain {len(missed)} of {samples} samples (more than {_MISSED:.0%} off); "
+        "steps may have been cold or disturbed: measure them again, each several times"
+    )
+    for row in missed[:_SHOWN]:
+        typer.echo(
+            f"  chunk {row['chunk']:.0f} after {row['history']:.0f}: "
+            f"measured {row['seconds']:.4g} s, fitted {row['fitted_s']:.4g} s"
+        )
+    if len(missed) > _SHOWN:
+        typer.echo(f"  and {len(missed) - _SHOWN} more")
 
 
 def _print(prefix: str, result: Fit) -> None:
@@ -52,6 +92,13 @@ def _print(prefix: str, result: Fit) -> None:
         ["coefficient", "value", "unit"],
         [[name, f"{getattr(result.model, name):.4g}", _UNITS[name]] for name in COEFFICIENTS],
     )
+    if result.model.curve is not None:
+        typer.echo(
+            f"c0 and c1 are the straight line nearest to the measured curve of {len(result.model.curve.tokens)} sizes"
+        )
+    if result.model.bend is not None:
+        bend = result.model.bend
+        typer.echo(f"attention costs {bend.factor:.3g} times as much beyond {bend.tokens:.0f} tokens of a prompt")
     if result.undetermined:
         typer.echo(
             f"warning: the samples can't determine {', '.join(result.undetermined)}; "

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
-import tempfile
+import secrets
+import stat
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ __all__ = ["FORMAT_VERSION", "Profile", "default_folder", "is_profile", "key_nam
 
 FORMAT = "isochunk-profile"
 FORMAT_VERSION = 1
+
+_LARGEST_FLOOR = 1e6  # seconds
+_MOST_BYTES = 4 << 20
+_NEWER = ("asynchronous", "graphs", "speculation", "kv_layout")  # of the key; older files don't tell them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,29 +93,51 @@ def save_profile(path: Path, profile: Profile) -> None:
         "key": profile.key,
         "fit": profile.fit,
     }
-    temporary = ""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
-        ) as file:
-            temporary = file.name
+        # As any new file, so that another user's server may read it where this user's umask lets it.
+        with temporary.open("x", encoding="utf-8") as file:
             json.dump(data, file, indent=1)
             file.write("\n")
         os.replace(temporary, path)
-    except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
+    except (OSError, ValueError) as error:
+        with suppress(OSError, ValueError):
+            temporary.unlink(missing_ok=True)
         raise ProfileError(f"can't write the profile {path}: {error}; choose a folder you may write to") from error
 
 
 def is_profile(path: Path) -> bool:
     """Whether this file says that it is a profile, of whatever version and for whatever deployment."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        data = _read(path)
+    except ProfileError:
         return False
     return isinstance(data, dict) and (data.get("format") == FORMAT or _is_bare(data))
+
+
+def _read(path: Path) -> Any:
+    """What the file holds.
+
+    Raises:
+        ProfileError: it can't be read, is no file, is too large, or is not JSON.
+    """
+    try:
+        # A pipe or a device may block or never end.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ProfileError(f"can't read the profile {path}: it is no regular file")
+            text = file.read(_MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise ProfileError(f"can't read the profile {path}: {getattr(error, 'strerror', None) or error}") from error
+    if len(text) > _MOST_BYTES:
+        raise ProfileError(f"{path} is larger than {_MOST_BYTES} bytes: no profile")
+    try:
+        return json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ProfileError(
+            f"{path} is not JSON ({error}): corrupt or truncated; delete it and calibrate again"
+        ) from error
 
 
 def _is_bare(data: dict[str, Any]) -> bool:
@@ -126,23 +153,16 @@ def load_profile(path: Path, *, key: dict[str, Any] | None = None) -> Profile:
     Raises:
         ProfileError: the file is missing, corrupt, foreign, newer, or holds another deployment's costs.
     """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ProfileError(f"can't read the profile {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ProfileError(
-            f"{path} is not JSON ({error}): corrupt or truncated; delete it and calibrate again"
-        ) from error
+    data = _read(path)
     if not isinstance(data, dict):
         raise ProfileError(f"{path} holds a {type(data).__name__}, not a profile object")
     if _is_bare(data):
         return Profile(model=_model(path, data), source="coefficients")
     if data.get("format") != FORMAT:
-        raise ProfileError(f"{path} is not an isochunk profile (format = {data.get('format')!r})")
+        raise ProfileError(f"{path} is not an isochunk profile (format = {str(data.get('format'))[:60]!r})")
     version = data.get("version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise ProfileError(f"{path}: version = {version!r} must be a whole number from 1 to {FORMAT_VERSION}")
+        raise ProfileError(f"{path}: version = {str(version)[:60]!r} must be a whole number from 1 to {FORMAT_VERSION}")
     if version > FORMAT_VERSION:
         raise ProfileError(
             f"{path}: version {version} is newer than the {FORMAT_VERSION} this isochunk reads; upgrade isochunk"
@@ -159,21 +179,25 @@ def load_profile(path: Path, *, key: dict[str, Any] | None = None) -> Profile:
         source=str(data.get("source", "samples")),
         **parts,
     )
-    if key is not None and profile.key and profile.key != key:
-        different = sorted(k for k in {*profile.key, *key} if profile.key.get(k) != key.get(k))
+    if key is not None and profile.key:
+        asked = {*profile.key, *key} - {name for name in _NEWER if name not in profile.key}
+        different = sorted(name for name in asked if profile.key.get(name) != key.get(name))
+    else:
+        different = []
+    if different:
         raise ProfileError(f"{path} was measured on another deployment: {', '.join(different)} differ")
     return profile
 
 
 def _floors(path: Path, data: Any) -> tuple[float, ...]:
     numbers = isinstance(data, list) and all(
-        isinstance(value, (int, float)) and 0 <= value < math.inf for value in data
+        isinstance(value, (int, float)) and 0 <= value <= _LARGEST_FLOOR for value in data
     )
     if not numbers or len(data) not in (0, 2):
         raise ProfileError(
-            f"{path}: 'floors' = {data!r} must be two finite numbers of seconds, at least 0; calibrate again"
+            f"{path}: 'floors' = {str(data)[:60]} must be two finite numbers of seconds, at least 0; calibrate again"
         )
-    return tuple(data)
+    return tuple(map(float, data))
 
 
 def _model(path: Path, data: Any) -> CostModel:

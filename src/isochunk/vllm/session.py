@@ -179,6 +179,10 @@ class Session:
         A file of the user's choice that is no profile may be anything, so it is left alone and nothing is stored.
         """
         assert self._path is not None
+        if not os.access(self._path, os.R_OK):
+            logger.warning("isochunk: %s; measuring without storing, since the file is another user's", error)
+            self._path = None
+            return
         if self._config.profile != "auto" and not is_profile(self._path):
             logger.warning("isochunk: %s; measuring without storing, since this file is not isochunk's", error)
             self._path = None

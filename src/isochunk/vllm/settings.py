@@ -139,6 +139,7 @@ def profile_key(vllm_config: Any) -> dict[str, Any]:
     from vllm.platforms import current_platform
 
     model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
+    compilation = vllm_config.compilation_config
     shape = json.dumps(model.hf_config.to_dict(), sort_keys=True, default=str)
     return {
         "model": str(model.model),
@@ -154,12 +155,34 @@ def profile_key(vllm_config: Any) -> dict[str, Any]:
         "device": f"{current_platform.device_name} {_device_name(current_platform)}",
         "attention": str(getattr(vllm_config.attention_config, "backend", None)),
         "kv_dtype": str(cache.cache_dtype),
-        "compilation": f"{vllm_config.compilation_config.mode} {vllm_config.compilation_config.backend}",
+        "compilation": f"{compilation.mode} {compilation.backend}",
+        "graphs": [str(compilation.cudagraph_mode), _largest_graph(compilation)],
+        "asynchronous": bool(vllm_config.scheduler_config.async_scheduling),
+        "speculation": _speculation(vllm_config.speculative_config),
+        "kv_layout": f"{_kv_layout(cache)} {cache.block_size}",
         "threads": [os.environ.get("VLLM_CPU_OMP_THREADS_BIND", ""), len(os.sched_getaffinity(0))],
         "naps": shared_cores.is_named(),
         "vllm": compat.vllm_version(),
         **({"rehearsal": rehearsal.key()} if (rehearsal := rehearsal_of(os.environ)) else {}),
     }
+
+
+def _largest_graph(compilation: Any) -> int:
+    """Most tokens of a step that a captured graph serves; 0 for none."""
+    largest = getattr(compilation, "max_cudagraph_capture_size", None)
+    sizes = getattr(compilation, "cudagraph_capture_sizes", None) or [0]
+    return int(max(sizes) if largest is None else largest)
+
+
+def _kv_layout(cache: Any) -> str:
+    return str(getattr(cache, "kv_cache_layout", None) or os.environ.get("VLLM_KV_CACHE_LAYOUT", ""))
+
+
+def _speculation(speculative: Any) -> list[str]:
+    """Method and length of the drafts that steps check beside prefills; empty without."""
+    if speculative is None:
+        return []
+    return [str(getattr(speculative, name, None)) for name in ("method", "model", "num_speculative_tokens")]
 
 
 def _device_name(platform: Any) -> str:
