@@ -3,7 +3,7 @@
     python -m benchmarks.curves [--longest 131072] [--silicon]
 
 The costs are a GPU's linear layers (data/gpu_linear_layers.json) with attention, history and 4 ms a step added; the
-published models; and, with --silicon, what `aiconfigurator-core` says of whole models on other GPUs. Plans and
+published models; and, with --silicon, what `isochunk profile --system` estimates of others. Plans and
 programme know the same model: this judges the planner. How near the model is to the machine, see
 `benchmarks.curve_fits`.
 """
@@ -95,14 +95,14 @@ def best_fixed(model: CostModel, stages: int, tokens: int, limit: int) -> float:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--longest", type=int, default=131_072, help="longest prompt (the programme takes its time)")
-    options.add_argument("--silicon", action="store_true", help="also the surfaces of aiconfigurator-core")
+    options.add_argument("--silicon", action="store_true", help="also accelerators of others")
     given = options.parse_args()
     print("| costs | P | over best fixed, least to most | over programme, worst | planned in, worst |")
     print("| --- | --- | --- | --- | --- |")
     for stages in STAGES:
         models = gpu_models(stages) | published_models(stages)
         if given.silicon:
-            from benchmarks.silicon import models as silicon_models
+            from benchmarks.silicon import silicon_models
 
             models |= silicon_models(stages)
         for name, model in models.items():

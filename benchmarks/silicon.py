@@ -1,55 +1,48 @@
-"""Whole models on other GPUs, as `aiconfigurator-core` (pip install isochunk[silicon]) says they were measured."""
+"""Whole models on other GPUs, as `isochunk.simulator.silicon` (pip install isochunk[silicon]) estimates them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
-import numpy as np
+from isochunk.core.cost import CostModel
+from isochunk.simulator.silicon import Silicon, estimate
 
-from benchmarks.curves import STEP_S
+__all__ = ["SYSTEMS", "silicon_models"]
 
-__all__ = ["SYSTEMS", "seconds"]
+_LLAMA = "meta-llama/Meta-Llama-3.1-70B"
 
-
-def _experts(cards: int) -> dict[str, int]:
-    return {"tp_size": cards, "moe_tp_size": 1, "moe_ep_size": cards}
-
-
-SYSTEMS: dict[str, tuple[str, str, dict[str, int]]] = {
-    "Llama-70B@h100/tp4": ("meta-llama/Meta-Llama-3.1-70B", "h100_sxm", {"tp_size": 4}),
-    "DeepSeek-V3@h200/tp8": ("deepseek-ai/DeepSeek-V3", "h200_sxm", _experts(8)),
-    "Qwen3-235B-FP8@h200/tp4": ("Qwen/Qwen3-235B-A22B-FP8", "h200_sxm", _experts(4)),
-    "Llama-70B@b200/tp2": ("meta-llama/Meta-Llama-3.1-70B", "b200_sxm", {"tp_size": 2}),
-    "Llama-70B@a100/tp4": ("meta-llama/Meta-Llama-3.1-70B", "a100_sxm", {"tp_size": 4}),
-    "Llama-8B@l40s/tp1": ("meta-llama/Meta-Llama-3.1-8B", "l40s", {"tp_size": 1}),
+SYSTEMS: dict[str, dict[str, Any]] = {
+    "Llama-70B@h100/tp4": {"system": "h100_sxm", "model": _LLAMA, "tensor_parallel": 4},
+    "DeepSeek-V3@h200/ep8": {
+        "system": "h200_sxm",
+        "model": "deepseek-ai/DeepSeek-V3",
+        "tensor_parallel": 8,
+        "expert_parallel": True,
+    },
+    "Qwen3-235B-FP8@h200/ep4": {
+        "system": "h200_sxm",
+        "model": "Qwen/Qwen3-235B-A22B-FP8",
+        "tensor_parallel": 4,
+        "expert_parallel": True,
+    },
+    "Llama-70B@b200/tp2": {"system": "b200_sxm", "model": _LLAMA, "tensor_parallel": 2},
+    "Llama-70B@a100/tp4": {"system": "a100_sxm", "model": _LLAMA, "tensor_parallel": 4},
+    "Llama-8B@l40s": {"system": "l40s", "model": "meta-llama/Meta-Llama-3.1-8B"},
+    # Those above were in sight when constants were chosen.
+    "Qwen3-32B@h100/tp2": {"system": "h100_sxm", "model": "Qwen/Qwen3-32B", "tensor_parallel": 2},
+    "Llama-8B@b200": {"system": "b200_sxm", "model": "meta-llama/Meta-Llama-3.1-8B"},
+    "Qwen3-30B@h100/ep2": {
+        "system": "h100_sxm",
+        "model": "Qwen/Qwen3-30B-A3B",
+        "tensor_parallel": 2,
+        "expert_parallel": True,
+    },
+    "Llama-70B@gb200/tp4": {"system": "gb200", "model": _LLAMA, "tensor_parallel": 4},
 }
 
 
-@cache
-def _engine(name: str) -> Any:
-    from aiconfigurator_core.sdk.engine import EngineHandle
-
-    logging.disable(logging.WARNING)  # it says for each table where it falls back to other data
-    model, system, sizes = SYSTEMS[name]
-    return EngineHandle.compile(model, system, "vllm", **sizes)
-
-
-def seconds(name: str, stages: int) -> Callable[[float, float], float]:
-    """Seconds of a step (chunk, history) on one of ``stages`` stages."""
-    engine = _engine(name)
-
-    @cache
-    def at(chunk: float, history: float) -> float:
-        total = engine.predict_prefill_latency(1, int(history + chunk), int(history))
-        return STEP_S + float(total) / 1000 / stages
-
-    return at
-
-
-def sampled(name: str, stages: int, chunks: list[int], histories: list[int]) -> np.ndarray:
-    """`seconds` of all pairs, shape (chunks, histories)."""
-    at = seconds(name, stages)
-    return np.array([[at(c, h) for h in histories] for c in chunks])
+def silicon_models(stages: int) -> dict[str, CostModel]:
+    """Cost of a step on one of ``stages`` stages, with floors, jumps and bends as they were measured."""
+    logging.disable(logging.WARNING)  # the package says for each table where it falls back to other data
+    return {name: estimate(Silicon(**system, stages=stages)).model for name, system in SYSTEMS.items()}
