@@ -218,7 +218,11 @@ def key_of(name: str, stages: int, load: Load) -> str:
 
 def wanted(given: argparse.Namespace, book: Book) -> Iterator[tuple[str, int, list[Load]]]:
     """Servers to start, each with the loads that lack rounds."""
-    kinds = {"alone": [load for load in ALONE if load.tokens <= given.longest], "closed": CLOSED, "poisson": OPEN}
+    kinds = {
+        "alone": [load for load in ALONE if given.shortest <= load.tokens <= given.longest],
+        "closed": CLOSED,
+        "poisson": OPEN,
+    }
     loads = [load for kind in given.loads.split(",") for load in kinds[kind]]
     for name in given.models.split(","):
         for stages in map(int, given.stages.split(",")):
@@ -310,6 +314,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--stages", default="2,4,8,16")
     parser.add_argument("--loads", default="alone,closed,poisson")
+    parser.add_argument("--shortest", type=int, default=8192, help="shortest prompt alone")
     parser.add_argument("--longest", type=int, default=131_072, help="longest prompt alone, up to 1048576")
     parser.add_argument("--arms", default="isochunk,rule,fixed", help="beginnings of the arms' names")
     parser.add_argument("--speed", type=float, help="of the clocks, in place of the model's own")

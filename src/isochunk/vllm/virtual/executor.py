@@ -8,22 +8,18 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-import numpy as np
-import torch
 from vllm.distributed.utils import get_pp_indices
 from vllm.logger import init_logger
-from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsLists, LogprobsTensors, ModelRunnerOutput
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
 from isochunk.core.errors import ConfigError
-from isochunk.vllm.probe import PREFIX
-from isochunk.vllm.virtual.answers import Answer, Vocabulary, certain
 from isochunk.vllm.virtual.channel import Channel
 from isochunk.vllm.virtual.pipeline import Step
 from isochunk.vllm.virtual.rehearsal import Rehearsal, rehearsal_of
+from isochunk.vllm.virtual.speaker import Share, Speaker
 from isochunk.vllm.virtual.stages import Stages
 from vllm import envs
 
@@ -70,9 +66,8 @@ class VirtualExecutor(Executor):  # type: ignore[misc]
         self._rehearsal: Rehearsal = rehearsal
         self._stages = rehearsal.stages(self.parallel_config.pipeline_parallel_size)
         self._patience_s = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS / rehearsal.speed
-        self._answers: dict[str, Answer] = {}
-        self._vocabulary = Vocabulary(self._tokenizer(), self._end(), rehearsal.answer_tokens)
-        self._waiting: tuple[Step, Any, list[str]] | None = None
+        self._speaker = Speaker(self.model_config, rehearsal.answer_tokens)
+        self._waiting: tuple[Step, Share] | None = None
         self._began = False
         self._busy_s, self._steps, self._entered = 0.0, 0, 0
         self._channel = Channel(rehearsal.channel, self._told)
@@ -128,11 +123,7 @@ class VirtualExecutor(Executor):  # type: ignore[misc]
         if name not in _NOTHING_TO_DO:
             raise RuntimeError(f"{name} needs a real worker, and the stages of a rehearsal are clocks: leave it out")
         answers = [_NOTHING_TO_DO[name]] * self._stages.pipeline.stages
-        if not non_block:
-            return answers
-        future: Future[list[Any]] = Future()
-        future.set_result(answers)
-        return future
+        return _done(answers) if non_block else answers
 
     def initialize_from_config(self, kv_cache_configs: Any) -> None:
         """There is no memory to take. Versions before 0.30 compile here too."""
@@ -143,26 +134,23 @@ class VirtualExecutor(Executor):  # type: ignore[misc]
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
         """The step enters the stages; its tokens are chosen in `sample_tokens`, as with real workers."""
         start = time.perf_counter()
-        for request_id in scheduler_output.finished_req_ids:
-            self._answers.pop(request_id, None)
-        result: ModelRunnerOutput | None = None
-        if scheduler_output.total_num_scheduled_tokens:
-            self._enter(scheduler_output)
-        else:
-            result = EMPTY_MODEL_RUNNER_OUTPUT
+        share = self._speaker.hear(scheduler_output)
+        result = None if share else EMPTY_MODEL_RUNNER_OUTPUT
+        if share:
+            if not self._began and share.is_a_clients:
+                self._began = True
+                self._stages.begin()
+            self._waiting = (self._stages.enter(share.chunks, share.histories, share.decodes), share)
+            self._entered += 1
         self._busy_s += time.perf_counter() - start
-        if not non_block:
-            return result
-        future: Future[ModelRunnerOutput | None] = Future()
-        future.set_result(result)
-        return future
+        return _done(result) if non_block else result
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         """The tokens of the step that entered last, when it is back."""
         start = time.perf_counter()
         assert self._waiting is not None, "sample_tokens without a step before it"
-        (step, scheduled, samples), self._waiting = self._waiting, None
-        result = StepResult(self._stages, step, self._output(scheduled, samples, grammar_output), self._patience_s)
+        (step, share), self._waiting = self._waiting, None
+        result = StepResult(self._stages, step, self._speaker.say(share, grammar_output), self._patience_s)
         self._steps += 1
         self._busy_s += time.perf_counter() - start
         return result if non_block else result.result()
@@ -176,73 +164,6 @@ class VirtualExecutor(Executor):  # type: ignore[misc]
         """Stop the clocks; whoever waits for them is told."""
         self._channel.close()
         self._stages.close()
-
-    def _enter(self, scheduled: Any) -> None:
-        """Start the clocks; note which requests get a token, in the step's own order."""
-        histories: dict[str, int] = {}
-        for new in scheduled.scheduled_new_reqs:
-            histories[new.req_id] = new.num_computed_tokens
-            known = len(new.prefill_token_ids) if new.prefill_token_ids else new.prompt_len
-            answer = self._answers[new.req_id] = Answer(new.prompt_len, known, new.sampling_params)
-            if new.sampling_params.prompt_logprobs is not None:
-                answer.prompt_tokens = new.prompt_token_ids
-            if not self._began and not new.req_id.startswith(PREFIX):
-                self._began = True
-                self._stages.begin()
-        cached = scheduled.scheduled_cached_reqs
-        for key, history, outputs in zip(
-            cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
-        ):
-            histories[key] = history
-            answer = self._answers[key]
-            answer.known = answer.prompt + outputs
-        chunks = scheduled.num_scheduled_tokens
-        decoding = {key for key in chunks if histories[key] >= self._answers[key].prompt and chunks[key] == 1}
-        prompts = [key for key in chunks if key not in decoding]
-        decodes = [histories[key] for key in chunks if key in decoding]
-        step = self._stages.enter([chunks[key] for key in prompts], [histories[key] for key in prompts], decodes)
-        samples = [key for key, chunk in chunks.items() if histories[key] + chunk >= self._answers[key].known]
-        self._entered += 1
-        self._waiting = (step, scheduled, samples)
-
-    def _output(self, scheduled: Any, samples: list[str], grammar: Any) -> ModelRunnerOutput:
-        keys = list(scheduled.num_scheduled_tokens)
-        said = {key: self._answers[key].token(self._vocabulary) for key in samples}
-        if grammar is not None:
-            for key, row in zip(grammar.structured_output_request_ids, grammar.grammar_bitmask, strict=True):
-                if key in said:
-                    said[key] = Answer.allowed(np.asarray(row), said[key], self._vocabulary.end)
-        return ModelRunnerOutput(
-            req_ids=keys,
-            req_id_to_index={key: at for at, key in enumerate(keys)},
-            sampled_token_ids=[[said[key]] if key in said else [] for key in keys],
-            logprobs=self._logprobs(keys, said),
-            prompt_logprobs_dict={key: self._prompt_logprobs(key) for key in said if self._wants_prompt(key)},
-        )
-
-    def _wants_prompt(self, key: str) -> bool:
-        """Whether this is the first token of a request that asks for its prompt's probabilities."""
-        answer = self._answers[key]
-        return answer.prompt_tokens is not None and answer.known == answer.prompt
-
-    def _prompt_logprobs(self, key: str) -> LogprobsTensors:
-        answer = self._answers[key]
-        assert answer.prompt_tokens is not None
-        most = answer.parameters.prompt_logprobs
-        arrays = certain(answer.prompt_tokens[1:], self.model_config.get_vocab_size() - 1 if most < 0 else most)
-        return LogprobsTensors(*map(torch.from_numpy, arrays))
-
-    def _logprobs(self, keys: list[str], said: dict[str, int]) -> LogprobsLists | None:
-        """Of the tokens that were said, when a request asks for them: there is no doubt about any."""
-        asked = [self._answers[key].parameters.logprobs or 0 for key in said if self._answers[key].parameters]
-        if not any(self._answers[key].parameters.logprobs is not None for key in said):
-            return None
-        counts = [0]
-        for key in keys:
-            counts.append(counts[-1] + (key in said))
-        vocabulary = self.model_config.get_vocab_size()
-        most = vocabulary - 1 if min(asked) < 0 else max(asked)
-        return LogprobsLists(*certain([said[key] for key in keys if key in said], most), counts)
 
     def _layers(self, stage: int) -> tuple[int, int]:
         total = self.model_config.get_total_num_hidden_layers()
@@ -260,17 +181,6 @@ class VirtualExecutor(Executor):  # type: ignore[misc]
             dtype=dtype,
         )
 
-    def _tokenizer(self) -> Any:
-        if self.model_config.skip_tokenizer_init:
-            return None
-        return cached_tokenizer_from_config(self.model_config)
-
-    def _end(self) -> int | None:
-        end = getattr(self.model_config.hf_text_config, "eos_token_id", None)
-        if isinstance(end, list):
-            end = end[0] if end else None
-        return None if end is None else int(end)
-
     def _told(self, data: dict[str, Any]) -> dict[str, Any]:
         """What came through the channel: trouble to make, or nothing; answers with how things are."""
         told = self._stages.tell(data).as_dict() if data else None
@@ -285,6 +195,12 @@ class VirtualExecutor(Executor):  # type: ignore[misc]
         }
 
 
+def _done(result: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return future
+
+
 # What the engine asks of every worker, and what one without a device answers.
 _NOTHING_TO_DO: dict[str, Any] = {
     "get_supported_tasks": ("generate",),
@@ -294,6 +210,7 @@ _NOTHING_TO_DO: dict[str, Any] = {
     "reset_mm_cache": None,
     "reset_encoder_cache": None,
     "execute_dummy_batch": None,
+    "synchronize_device": None,
     "get_kv_connector_handshake_metadata": None,
     "shutdown": None,
 }
