@@ -198,9 +198,8 @@ def test_nodes_stand_behind_the_proxy_with_their_own_status(tmp_path: Path) -> N
 
 
 def test_a_rehearsal_that_cannot_be_ends_with_the_reason(tmp_path: Path) -> None:
-    rehearsal = Rehearsal(profile=KIMI)
     with (
-        pytest.raises(ConfigError, match="--enable-lora needs real workers"),
-        running_rehearsal(rehearsal, ["--enable-lora"], stages=4, log=tmp_path / "log"),
+        pytest.raises(ConfigError, match="--kv-tokens 100 is less than one prompt of --max-model-len"),
+        running_rehearsal(Rehearsal(profile=KIMI, kv_tokens=100), stages=4, log=tmp_path / "log"),
     ):
         pass

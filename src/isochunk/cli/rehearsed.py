@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from isochunk.core.errors import ConfigError
 from isochunk.deployment.launch import Launch, launch
 from isochunk.deployment.server import free_port, running_process
 from isochunk.vllm.virtual.rehearsal import Rehearsal
+from isochunk.vllm.virtual.stand_in import ALWAYS_REFUSED, needs_a_worker, too_many_stages
 
 __all__ = ["MODEL_NAME", "rehearsed", "running_rehearsal", "tiny_model"]
 
@@ -51,6 +53,7 @@ def rehearsed(
     if not named:
         options += [] if _has(options, "--served-model-name") else ["--served-model-name", MODEL_NAME]
         options += [] if _has(options, "--max-model-len") else ["--max-model-len", str(_LONGEST)]
+    _refuse(model, options)
     environment = {**environ, **rehearsal.as_environ()}
     # The engine has no device that a fork would lose, and need not import everything again.
     environment.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "fork")
@@ -98,6 +101,26 @@ def _stages(rehearsal: Rehearsal, options: Sequence[str], stages: int | None) ->
             f"--profile {rehearsal.profile} does not say on how many stages it was measured: add --stages"
         )
     return told
+
+
+def _refuse(model: str, options: Sequence[str]) -> None:
+    """What the words alone show, said before vLLM is imported; the configuration itself is looked at after that."""
+    for option in options:
+        name = option.partition("=")[0].partition(".")[0].replace("_", "-")
+        if name in ALWAYS_REFUSED:
+            raise needs_a_worker(name)
+    try:
+        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+        layers = int({**config, **(config.get("text_config") or {})}["num_hidden_layers"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return  # vLLM knows more kinds of models
+    rest = iter(options)
+    for option in rest:
+        name, equals, value = option.partition("=")
+        if name.replace("_", "-") in _STAGES:
+            value = value if equals else next(rest, "")
+            if value.isdigit() and int(value) > layers:
+                raise too_many_stages(int(value), layers, model)
 
 
 def _has(options: Sequence[str], *names: str) -> bool:

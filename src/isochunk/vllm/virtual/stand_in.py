@@ -10,7 +10,7 @@ from isochunk.core.errors import ConfigError
 from isochunk.vllm import compat
 from isochunk.vllm.virtual.rehearsal import Rehearsal
 
-__all__ = ["check", "stand_in"]
+__all__ = ["ALWAYS_REFUSED", "check", "needs_a_worker", "stand_in", "too_many_stages"]
 
 logger = logging.getLogger("vllm.isochunk.virtual")
 
@@ -39,14 +39,11 @@ def check(vllm_config: Any, rehearsal: Rehearsal) -> None:
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     for option, given in _NEEDS_A_WORKER.items():
         if given(vllm_config):
-            raise ConfigError(f"{option} needs real workers, and the stages of a rehearsal are clocks: leave it out")
+            raise needs_a_worker(option)
     stages = parallel.pipeline_parallel_size
     layers = model.get_total_num_hidden_layers()
     if stages > layers:
-        raise ConfigError(
-            f"--stages {stages} (--pipeline-parallel-size) is more than the {layers} layers of {model.model}: "
-            "lower it, or name a model with more layers"
-        )
+        raise too_many_stages(stages, layers, model.model)
     if rehearsal.kv_tokens is not None and rehearsal.kv_tokens < model.max_model_len:
         raise ConfigError(
             f"--kv-tokens {rehearsal.kv_tokens} is less than one prompt of --max-model-len {model.max_model_len}: "
@@ -58,6 +55,19 @@ def check(vllm_config: Any, rehearsal: Rehearsal) -> None:
         logger.warning("isochunk: %s moves KV of real workers; in this rehearsal it is free", transfer.kv_connector)
         transfer.kv_connector = _CONNECTOR
         transfer.kv_connector_module_path = "isochunk.vllm.virtual.connector"
+
+
+def needs_a_worker(option: str) -> ConfigError:
+    """Why this option of vLLM's can't be rehearsed."""
+    return ConfigError(f"{option} needs real workers, and the stages of a rehearsal are clocks: leave it out")
+
+
+def too_many_stages(stages: int, layers: int, model: str) -> ConfigError:
+    """Why so many stages can't be."""
+    return ConfigError(
+        f"--stages {stages} (--pipeline-parallel-size) is more than the {layers} layers of {model}: "
+        "lower it, or name a model with more layers"
+    )
 
 
 _NEEDS_A_WORKER: dict[str, Callable[[Any], bool]] = {
@@ -74,3 +84,5 @@ _NEEDS_A_WORKER: dict[str, Callable[[Any], bool]] = {
     "--data-parallel-size": lambda config: config.parallel_config.data_parallel_size > 1,
     "--nnodes": lambda config: config.parallel_config.nnodes > 1,
 }
+# Those whose very presence says it; the others depend on their value.
+ALWAYS_REFUSED = frozenset(_NEEDS_A_WORKER) - {"--runner pooling", "--data-parallel-size", "--nnodes"}
