@@ -1,6 +1,5 @@
 import json
 import math
-import time
 
 import numpy as np
 import pytest
@@ -122,18 +121,6 @@ def test_published_kimi_sweep_is_reproduced_to_half_a_percent() -> None:
         else:
             ttft = evaluate(model, row["chunks"], stages)
         assert ttft == pytest.approx(row["model_predicted_s"], rel=0.005)
-
-
-def test_a_million_tokens_are_planned_in_twenty_milliseconds() -> None:
-    model, measured = published()["qwen3-235b@atlas-a3/pp2tp8/mid"]
-    model = model.scaled(measured / 16, step=1)
-    plan(model, 4096, 16)  # imports scipy once
-    took = []
-    for _ in range(5):
-        start = time.perf_counter()
-        plan(model, MILLION, 16, block=16)
-        took.append(time.perf_counter() - start)
-    assert min(took) < 0.02
 
 
 @pytest.mark.parametrize(
