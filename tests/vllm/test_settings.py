@@ -1,12 +1,16 @@
+import json
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.config import KVTransferConfig
 
 from isochunk.core.errors import ConfigError
+from isochunk.core.profile import key_name
 from isochunk.vllm import Scheduler
-from isochunk.vllm.settings import check_engine
+from isochunk.vllm.settings import check_engine, profile_key
 from isochunk.vllm.testing import engine_config
 
 ON = {"enabled": True}
@@ -74,3 +78,37 @@ def test_balance_scheduling_is_refused(tmp_path: Path, place: str) -> None:
     (config if place == "top" else config[place])["enable_balance_scheduling"] = True
     with pytest.raises(ConfigError, match="enable_balance_scheduling"):
         engine_config(tmp_path, additional_config=config)
+
+
+def _other_graphs(config: Any) -> None:
+    config.compilation_config.max_cudagraph_capture_size = 4096
+
+
+def _other_graph_mode(config: Any) -> None:
+    config.compilation_config.cudagraph_mode = "FULL"
+
+
+def _asynchronous(config: Any) -> None:
+    config.scheduler_config.async_scheduling = not config.scheduler_config.async_scheduling
+
+
+def _speculation(config: Any) -> None:
+    config.speculative_config = SimpleNamespace(method="ngram", model=None, num_speculative_tokens=3)
+
+
+def _layout(config: Any) -> None:
+    config.cache_config.kv_cache_layout = "HND"
+
+
+def _block(config: Any) -> None:
+    config.cache_config.block_size = 64
+
+
+@pytest.mark.parametrize("change", [_other_graphs, _other_graph_mode, _asynchronous, _speculation, _layout, _block])
+def test_whatever_changes_a_steps_cost_has_a_profile_of_its_own(tmp_path: Path, change: Callable[[Any], None]) -> None:
+    config = engine_config(tmp_path, ON)
+    before = profile_key(config)
+    assert profile_key(config) == before
+    change(config)
+    assert key_name(profile_key(config)) != key_name(before)
+    assert json.loads(json.dumps(before)) == before
