@@ -11,9 +11,9 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
-from typing import Any, Literal, NoReturn, Union
+from typing import Annotated, Any, Literal, NoReturn, Union
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, create_model
 
 from isochunk.deployment.spelling import human_int, spelled_out
 
@@ -171,6 +171,21 @@ def _model(name: str) -> type[BaseModel]:
     return made
 
 
+def _choice(schema: Mapping[str, Any]) -> Any:
+    """One of some texts, or a member of an Enum."""
+    values = tuple(schema.get("enum", [schema.get("const")]))
+    if "names" not in schema and all(isinstance(each, str) for each in values):
+        return Literal[values]
+    return Annotated[Any, AfterValidator(functools.partial(_member, values, tuple(schema.get("names", ()))))]
+
+
+def _member(values: Sequence[Any], names: Sequence[str], value: Any) -> Any:
+    """A member of an Enum, by its value or its name."""
+    if value in values or not names or (isinstance(value, str) and value.upper() in names):
+        return value
+    raise ValueError(f"Input should be one of {', '.join(names)}")
+
+
 def _from_schema(schema: Mapping[str, Any], defs: Mapping[str, Any], name: str, depth: int = 0) -> Any:
     """A type that takes what a JSON schema of pydantic's takes, with pydantic's own leniency."""
     if "$ref" in schema:
@@ -179,9 +194,7 @@ def _from_schema(schema: Mapping[str, Any], defs: Mapping[str, Any], name: str, 
     if "anyOf" in schema:
         return Union[tuple(_from_schema(each, defs, name, depth + 1) for each in schema["anyOf"])]  # noqa: UP007
     if "enum" in schema or "const" in schema:
-        values = tuple(schema.get("enum", [schema.get("const")]))
-        # Numbers are those of an Enum, whose names vLLM takes as well.
-        return Literal[values] if all(isinstance(each, str) for each in values) else Any
+        return _choice(schema)
     kind = schema.get("type")
     if kind == "object" and "properties" in schema:
         fields: dict[str, Any] = {

@@ -101,6 +101,10 @@ def option_table() -> dict[str, Any]:
         def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> dict[str, Any]:
             return {}  # read by a function of vLLM's: anything
 
+        def enum_schema(self, schema: Any) -> dict[str, Any]:
+            made = super().enum_schema(schema)
+            return {**made, "names": [member.name for member in schema["members"]]}  # vLLM takes these as well
+
     _, serve = _parser(suppress=False)
     options, configs = [], {}
     for action in serve._actions:
