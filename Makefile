@@ -30,6 +30,7 @@ demo-pd: $(VENV)/.ready
 
 test: $(VENV)/.ready lint
 	$(BIN)/python -m pytest
+	$(BIN)/python -m tests.versions --ends --jobs 2
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -38,6 +38,14 @@ def test_what_the_user_set_is_kept(build: str) -> None:
     assert environment == {**environ, "VLLM_PLUGINS": "mine,isochunk"}
 
 
+def test_a_section_at_the_top_is_enabled_where_it_stands(build: str) -> None:
+    given = '{"profiling_chunk_config": {"smooth_factor": 0.5}}'
+    command, _ = launch("m", ["--additional-config", given], {})
+    config = json.loads(command[command.index("--additional-config") + 1])
+    assert config["profiling_chunk_config"] == {"smooth_factor": 0.5, "enabled": True}
+    assert not config.get("scheduler_config")
+
+
 def test_naming_isochunk_shuts_out_no_other_plugin(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = {
         "vllm.platform_plugins": [launching.metadata.EntryPoint("ascend", "vllm_ascend:register", "")],

@@ -91,6 +91,8 @@ def test_an_error_is_found_and_comes_with_a_remedy(commands: list[str], message:
 @pytest.mark.parametrize(
     ("commands", "message"),
     [
+        (["vllm serve m --port 1 -pp 2 --additional-config '{\"profiling_chunk_config\": {\"enabled\": true}}' "
+          + kv("kv_producer"), decode()], "at the top of additional_config"),
         ([prefill("--async-scheduling"), decode()], "asynchronous scheduling on a P node"),
         ([prefill("--max-model-len 9000"), decode("--max-model-len 4000")], "is below the 9000 of node0"),
         ([prefill().replace("isochunk serve", "vllm serve"), decode()], "/isochunk/status is off"),
@@ -111,6 +113,14 @@ def test_a_warning_is_found_and_is_no_error(commands: list[str], message: str) -
 @pytest.mark.parametrize(
     ("commands", "message"),
     [
+        (
+            [
+                "HCCL_OP_EXPANSION_MODE=AIV "
+                + prefill().replace('"enabled": true', '"enabled": true, "max_queue_delay": 1.0'),
+                decode(),
+            ],
+            "max_queue_delay on a P node of vLLM-Ascend",
+        ),
         ([prefill("--max-model-len 8192 --max-num-batched-tokens 16384"), decode()], "is longer than --max-model-len"),
         ([prefill().replace("isochunk serve", "vllm serve").replace(ON, ""), decode()], "2 stages and isochunk is off"),
     ],

@@ -55,6 +55,7 @@ class _Run(EngineCore):
         self.aborts_queue = queue.Queue()
         self.is_pooling_model = self.is_mm_encoder_only = self.check_for_draft_tokens = self.log_stats = False
         self._weight_version = None
+        self.is_ec_consumer = True  # until 0.27
 
     def result(self) -> tuple[list[Parts], dict[str, float]]:
         while self._coming or self.batch_queue or self.scheduler.has_requests():

@@ -11,9 +11,14 @@ import pytest
 
 from isochunk.core.cost import CostModel
 from isochunk.simulator import Deployment, OpenLoop, Request, simulate
+from isochunk.vllm.compat import vllm_version
 from isochunk.vllm.testing import Engine
+from isochunk.vllm.versions import NEWEST, minor
 from tests.vllm.clocked import in_simulator, through_vllm
 from tests.vllm.conftest import MODEL
+
+if (minor(vllm_version()) or NEWEST) < (0, 24):
+    pytest.skip("the simulator's KV cache is that of vLLM 0.24 on", allow_module_level=True)
 
 TRACES = int(os.environ.get("ISOCHUNK_SCHEDULES", "80"))
 BLOCK = 16

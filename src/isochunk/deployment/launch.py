@@ -100,12 +100,20 @@ def _enabled(options: Sequence[str], section: Mapping[str, Any]) -> list[str]:
             kept.append(option)
     try:
         config = json.loads(text)
-        ours = config.setdefault("scheduler_config", {}).setdefault("profiling_chunk_config", {})
+        ours = _section(config)
         for key, value in {"enabled": True, **section}.items():
             ours.setdefault(key, value)
     except (ValueError, AttributeError) as error:
         raise ConfigError(f"{_CONFIG} {text!r} must be a JSON object of objects ({error})") from None
     return [*kept, _CONFIG, json.dumps(config)]
+
+
+def _section(config: dict[str, Any]) -> dict[str, Any]:
+    """isochunk's section where the user has it (at the top for vLLM-Ascend 0.23 and 0.24), or a new one."""
+    nested: dict[str, Any] = config.setdefault("scheduler_config", {})
+    place = config if "profiling_chunk_config" in config and "profiling_chunk_config" not in nested else nested
+    section: dict[str, Any] = place.setdefault("profiling_chunk_config", {})
+    return section
 
 
 def _number(options: Sequence[str], names: tuple[str, ...]) -> int:

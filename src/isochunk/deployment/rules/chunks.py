@@ -90,6 +90,20 @@ def _priority(node: Node) -> Faults:
         )
 
 
+@of_nodes("ascend-own-schedule")
+def _copy(node: Node) -> Faults:
+    """P nodes of vLLM-Ascend 0.23 have a copy of vLLM's schedule(), in which `max_queue_delay` does nothing."""
+    said = node.plans and _ours(node).get("max_queue_delay") is not None
+    if said and is_ascend(node) and node.kv.get("kv_role") == "kv_producer":
+        yield note(
+            node,
+            "--additional-config",
+            "max_queue_delay on a P node of vLLM-Ascend",
+            "its version 0.23 schedules with a copy of schedule() there, in which nobody can sit a step out",
+            "use vLLM-Ascend 0.25 or later, or drop the key",
+        )
+
+
 @of_nodes("stages-on-p")
 def _stages(node: Node) -> Faults:
     """isochunk has stages to plan for: `--pipeline-parallel-size` of 2 or more on P."""

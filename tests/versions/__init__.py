@@ -1,0 +1,1 @@
+"""isochunk's tests on other versions of vLLM: ``python -m tests.versions --help``."""
