@@ -92,3 +92,21 @@ def test_a_tiny_step_cost_or_a_huge_prompt_makes_no_huge_plan(c0: float, tokens:
 def test_more_steps_than_can_be_planned_are_refused(policy: str) -> None:
     with pytest.raises(PlanError, match="steps"):
         plan(CostModel(0.01, 1e-5, 1e-9), 100_000_000, 4, max_chunk=16, policy=policy)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", ["optimal", "first_chunk", "fixed"])
+@pytest.mark.parametrize("models", [1, 3])
+def test_a_curve_on_which_a_token_costs_nothing_is_planned(policy: str, models: int) -> None:
+    flat = CostModel.measured(Curve((1, 2), (0.06, 0.06)), 0.0)
+    chosen = plan((flat,) * models, 5000, max_chunk=64, block=16, policy=policy)  # type: ignore[arg-type]
+    assert sum(chosen.chunks) == 5000
+    assert max(chosen.chunks) <= 64
+
+
+@given(st.lists(measured, min_size=2, max_size=5), st.integers(1, 100_000), st.integers(64, 20_000))
+def test_stages_that_differ_and_have_curves_are_planned(models: list[CostModel], tokens: int, limit: int) -> None:
+    limit = max(limit, tokens // 500 + 1)
+    chosen = plan(models, tokens, max_chunk=limit, block=16)
+    assert sum(chosen.chunks) == tokens
+    assert max(chosen.chunks) <= limit
+    assert chosen.ttft_s == pytest.approx(evaluate(models, chosen.chunks))

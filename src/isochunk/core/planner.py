@@ -218,6 +218,7 @@ def _timed_cut(model: CostModel, start: int, end: int, target: float, limit: int
 
 def align(at: int, chunk: float, limit: int, block: int) -> int:
     """The chunk nearest to ``chunk`` that ends on a block boundary, at least one token, at most ``limit``."""
+    chunk = min(chunk, limit + block)  # which may be endless, where a token costs nothing
     end = round((at + chunk) / block) * block
     if end - at > limit:
         end = (at + limit) // block * block
