@@ -27,7 +27,7 @@ import aiohttp
 from benchmarks.proxy_overhead import cpu_s, free_port, mock, quantile, rss_mib
 
 KEY = {"Authorization": "Bearer secret"}
-BODY = json.dumps({"model": "mock", "prompt": "word " * 400, "max_tokens": 4, "stream": True}).encode()
+BODY = json.dumps({"model": "mock", "prompt": "word " * 400, "max_tokens": 1, "stream": True}).encode()
 LONG = json.dumps({"model": "mock", "prompt": "slow", "max_tokens": 200, "stream": True}).encode()
 
 
@@ -99,7 +99,7 @@ async def misbehave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
 
 
 async def honest(session: aiohttp.ClientSession, port: int, seconds: float) -> list[float]:
-    """TTFTs of 16 clients that ask one request after the other."""
+    """TTFTs of 32 clients that ask one request after the other."""
     end, took = time.perf_counter() + seconds, []
 
     async def client() -> None:
@@ -114,7 +114,7 @@ async def honest(session: aiohttp.ClientSession, port: int, seconds: float) -> l
                     raise SystemExit(f"an honest client got {response.status}: {text[-200:]!r}")
             await asyncio.sleep(random.random() * 0.4)
 
-    await asyncio.gather(*(client() for _ in range(16)))
+    await asyncio.gather(*(client() for _ in range(32)))
     return took
 
 
@@ -183,8 +183,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--streams", type=int, default=2000)
     parser.add_argument("--attackers", type=int, default=500)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each of the three parts")
-    parser.add_argument("--interval", type=float, default=5.0, help="seconds between two words of a stream")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of each of the three parts")
+    parser.add_argument("--interval", type=float, default=2.0, help="seconds after each word of a stream")
     print(json.dumps(asyncio.run(measure(parser.parse_args())), indent=1))
 
 

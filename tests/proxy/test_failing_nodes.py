@@ -154,6 +154,15 @@ def test_the_last_node_is_never_left_out(start: Start) -> None:
     assert proxy.complete().status_code == 200
 
 
+def test_clients_that_name_wrong_models_use_up_nobodys_tries(start: Start) -> None:
+    nodes = [start.node("prefill") for _ in range(2)]
+    proxy = start.proxy(nodes, [start.node("decode")])
+    assert {proxy.complete(model="none").status_code for _ in range(400)} == {404}
+    nodes[0].set(status=500)
+    assert [proxy.complete(prompt=f"{i}").status_code for i in range(4)] == [200] * 4
+    assert proxy.metric("isochunk_proxy_node_ejected", node=nodes[1].name) == 0
+
+
 # The breaker and the budget
 
 

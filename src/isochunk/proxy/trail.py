@@ -55,7 +55,7 @@ class Trail:
         self.tried.add(node.name)
         self._refused.append(node)
         node.health.refused()
-        return pool.fresh(self.tried) and self._budget.spend()
+        return pool.fresh(self.tried)  # costs nothing, and clients with wrong keys must not use the others' tries up
 
     def accepted(self) -> list[Node]:
         """A node has accepted it: those that refused it before were wrong."""
