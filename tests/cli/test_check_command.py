@@ -45,6 +45,23 @@ def test_a_script_may_come_from_stdin_and_files_are_machines_of_their_own(tmp_pa
     assert run("--table", "-", text="vllm serve m --port 1 &\nvllm serve m --port 1")[0] == 1
 
 
+def test_a_command_may_be_one_text_however_long() -> None:
+    assert run("--table", "vllm serve m --port 3 " + "--seed 1 " * 60) == (0, "0 errors, 0 warnings\n")
+    assert run("--table", "vllm", "serve", "m" * 5000)[0] == 0
+
+
+def test_options_behind_a_file_are_said(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("vllm serve m")
+    result = CliRunner().invoke(app, ["check", str(tmp_path / "run.sh"), "--json"])
+    assert "isochunk check --json" in str(result.exception)
+
+
+def test_a_model_s_configuration_is_found_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"num_attention_heads": 6, "max_position_embeddings": 2048}')
+    (tmp_path / "d.yaml").write_text("nodes:\n- {command: vllm serve m -tp 4, model_config: config.json}\n")
+    assert "does not divide the 6 attention heads" in run("--table", str(tmp_path / "d.yaml"))[1]
+
+
 @pytest.mark.parametrize(
     "words", [["nothing.yaml"], ["sglang", "serve", "m"], ["--device-gib", "-1", "vllm", "serve", "m"]]
 )

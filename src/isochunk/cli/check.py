@@ -58,8 +58,9 @@ def check_command(
     started = [_told(each, device_gib, model_config) for each in _read(target)]
     if not started:
         raise ConfigError("there is nothing to check")
+    near = Path(target[0]).parent if _is_file(target[0]) else Path()
     with _parser(table) as parser:
-        deployment = read_deployment(started, parser, read_config, say=_say)
+        deployment = read_deployment(started, parser, read_config, near=near, say=_say)
         findings = check(deployment)
         if isinstance(parser, VllmParser):
             findings += verify(deployment, parser, findings)
@@ -128,8 +129,12 @@ def _told(started: Started, device_gib: float | None, model_config: Path | None)
 
 def _read(target: list[str]) -> list[Started]:
     """What files, stdin or the words of a command start; each of several files is a machine of its own."""
-    if len(target) > 1 and not all(Path(name).is_file() for name in target):
+    if len(target) > 1 and not all(map(_is_file, target)):
+        if _is_file(target[0]) and target[-1].startswith("--"):
+            raise ConfigError(f"options stand before the files: isochunk check {target[-1]} {target[0]}")
         return read_text(shlex.join(target), "the command")
+    if len(target) == 1 and " " in target[0] and not _is_file(target[0]):
+        return read_text(target[0], "the command")
     if target == ["-"]:
         return read_text(sys.stdin.read(), "stdin")
     found: list[Started] = []
@@ -137,6 +142,13 @@ def _read(target: list[str]) -> list[Started]:
         inside = read_text(_text(Path(name)), name)
         found += [_on_machine(each, name) for each in inside] if len(target) > 1 else inside
     return found
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 def _on_machine(started: Started, name: str) -> Started:

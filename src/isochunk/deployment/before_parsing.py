@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from isochunk.core.errors import ConfigError
-from isochunk.deployment.command import UNKNOWN, Word, is_unknown
+from isochunk.deployment.command import UNKNOWN, Word, is_unknown, locate
 from isochunk.deployment.draft import STAND_IN, Draft
 from isochunk.deployment.given_options import all_flags, is_json, options_of
 from isochunk.deployment.marked_yaml import load_all
@@ -45,7 +45,7 @@ def with_file(draft: Draft, words: list[Word]) -> list[Word]:
 
 def _file_words(draft: Draft, name: Word) -> list[Word]:
     try:
-        text = (draft.near / name).read_text(encoding="utf-8")
+        text = locate(name, draft.near).read_text(encoding="utf-8")
     except (OSError, ValueError):
         draft.whole = False
         return []

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from isochunk.deployment.finding import Finding
 
-__all__ = ["UNKNOWN", "Command", "Place", "Word", "is_unknown"]
+__all__ = ["UNKNOWN", "Command", "Place", "Word", "is_unknown", "locate"]
 
 UNKNOWN = "\ue000"  # stands in a word for what only the shell that runs it knows
 
@@ -15,6 +16,14 @@ UNKNOWN = "\ue000"  # stands in a word for what only the shell that runs it know
 def is_unknown(text: object) -> bool:
     """Whether a word holds something that is not written down, such as a variable set elsewhere."""
     return isinstance(text, str) and UNKNOWN in text
+
+
+def locate(name: str, near: Path) -> Path:
+    """A file that a command names: from where we are, else beside the file in which the command stands."""
+    try:
+        return Path(name) if Path(name).exists() else near / name
+    except (OSError, ValueError):  # a name that no file can have
+        return near / name
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from isochunk.core.errors import ConfigError
+from isochunk.deployment.command import locate
 
 __all__ = ["ModelShape", "read_shape"]
 
@@ -88,7 +89,8 @@ def read_shape(model: str | None, told: str | None, overrides: Any, near: Path) 
     Raises:
         ConfigError: the told file can't be read.
     """
-    path = near / told if told else near / (model or "") / "config.json" if model else None
+    name = told or (f"{model}/config.json" if model else None)
+    path = locate(name, near) if name else None
     config = _read(path, needed=told is not None) if path is not None else {}
     overrides = overrides if isinstance(overrides, Mapping) else {}
     return from_config(config, overrides) if config else _by_name(model or "", overrides)

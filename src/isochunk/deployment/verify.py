@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from isochunk.deployment.finding import Finding
 from isochunk.deployment.node import Deployment, Node
@@ -31,7 +32,10 @@ def verify(deployment: Deployment, parser: VllmParser, found: Sequence[Finding])
 
 def _folder(node: Node) -> str | None:
     """The model's folder, where its configuration was read from there."""
-    return node.model if node.shape.config and node.model else None
+    try:
+        return node.model if node.model and Path(node.model, "config.json").is_file() else None
+    except (OSError, ValueError):
+        return None
 
 
 def _finding(node: Node, complaint: str) -> Finding:
