@@ -90,8 +90,9 @@ class Speaker:
         histories: dict[str, int] = {}
         for new in scheduled.scheduled_new_reqs:
             histories[new.req_id] = new.num_computed_tokens
-            known = len(new.prefill_token_ids) if new.prefill_token_ids else new.prompt_len
-            answer = self._answers[new.req_id] = Answer(new.prompt_len, known, new.sampling_params)
+            prompt = len(new.prompt_embeds if new.prompt_token_ids is None else new.prompt_token_ids)
+            known = len(new.prefill_token_ids) if new.prefill_token_ids else prompt
+            answer = self._answers[new.req_id] = Answer(prompt, known, new.sampling_params)
             if new.sampling_params.prompt_logprobs is not None:
                 answer.prompt_tokens = new.prompt_token_ids
         cached = scheduled.scheduled_cached_reqs
