@@ -2,10 +2,10 @@
 
     python -m benchmarks.slow_days
 
-Prompts run one after the other on P stages whose seconds follow a true model times the machine's speed at that moment,
-with 2% of noise. TTFT is taken over that of the best fixed size at the same speed (slow days), or of a true model's plan
-(wrong models, after 20 prompts). `MODELS` and `CHOSEN` are what the constants of core/calibrator.py and core/guard.py were
-chosen on, `JUDGED` are others.
+Prompts run one after the other on P stages whose seconds follow a true model times the machine's speed at that
+moment, with 2% of noise. TTFT is taken over that of the best fixed size at the same speed (slow days), or of a true
+model's plan (wrong models, after 20 prompts). `CHOSEN` is what the constants of core/calibrator.py and core/guard.py
+were chosen on, `JUDGED` are others.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ DAYS: dict[str, Speed] = {
 WRONG: dict[str, tuple[float, float, float, float]] = {
     "true": (1, 1, 1, 1),
     **{f"step cost {f}x": (f, 1, 1, f) for f in (4, 8, 10, 20)},
+    **{f"c0 alone {f}x": (f, 1, 1, 1) for f in (4, 20)},
     **{f"step cost {f}x, work 1/4": (f, 0.25, 0.25, f) for f in (4, 8, 10, 20)},
     "step cost 1/4": (0.25, 1, 1, 0.25),
     "step cost 1/100": (0.01, 1, 1, 0.01),
@@ -119,13 +120,16 @@ def day(stages: int, true: CostModel, speed: Speed, seed: int, count: int = 80) 
 
 def wrong(stages: int, true: CostModel, factors: tuple[float, float, float, float], seed: int) -> float:
     """After 20 prompts: mean of 20 more, over what a true model's plan takes."""
-    stored = CostModel(*(value * factor for value, factor in zip((true.c0, true.c1, true.c2, true.c3), factors, strict=True)))
+    stored = CostModel(
+        *(value * factor for value, factor in zip((true.c0, true.c1, true.c2, true.c3), factors, strict=True))
+    )
     clock = Clock(stages, true, stored, seed)
     drawn = lengths(seed, 40)
     for tokens in drawn[:20]:
         clock.prefill(tokens, 1.0)
     return mean(
-        clock.prefill(tokens, 1.0) / plan(true, tokens, stages, max_chunk=LIMIT, block=16).ttft_s for tokens in drawn[20:]
+        clock.prefill(tokens, 1.0) / plan(true, tokens, stages, max_chunk=LIMIT, block=16).ttft_s
+        for tokens in drawn[20:]
     )
 
 

@@ -78,7 +78,7 @@ def test_server_that_may_not_learn_is_told_apart():
 
 def test_too_few_steps_to_learn_from_are_said():
     with serving(FakePrefill(model=WRONG, truth=TRUTH)) as url:
-        result = run(url, requests=1)
+        result = run(url, requests=1, tokens=32)
     assert result.warnings == [
         f"nothing was learnt from {len(result.turns[0].record['chunks'])} steps although the model is far off; "
         "send more or longer prompts (--requests, --tokens)"

@@ -4,10 +4,11 @@ from isochunk.core.guard import Guard
 
 
 def steps(guard: Guard, model: CostModel, true: CostModel, chunk: int, count: int) -> CostModel | None:
-    raised = None
-    for step in range(count):
-        history = step * chunk
-        raised = guard.step(model, features([chunk], [history]), true.seconds(chunk, history))
+    raised, history = None, 0
+    for _ in range(count):
+        size = 2 * chunk if guard.doubling else chunk
+        raised = guard.step(model, features([size], [history]), true.seconds(size, history))
+        history += size
         if raised is not None:
             break
     return raised
@@ -18,6 +19,10 @@ def test_four_slow_steps_raise_the_step_cost_to_what_they_cost(model: CostModel)
     raised = steps(Guard(), wrong, model, 32, 10)
     assert raised is not None
     assert raised.c0 > 0.9 * model.c0
+
+
+def test_a_slow_machine_raises_no_step_cost(model: CostModel) -> None:
+    assert steps(Guard(), model, model.scaled(3.0), 512, 100) is None
 
 
 def test_true_steps_raise_no_alarm(model: CostModel) -> None:

@@ -176,13 +176,33 @@ def test_nothing_grows_over_100000_samples() -> None:
     assert objects[1] < 1.01 * objects[0]
 
 
-def test_decodes_pollute_no_fit() -> None:
+def test_steps_of_mostly_decodes_pollute_no_fit() -> None:
     control = controller(MODEL)
     for step in range(100):
-        control.entered([Part("a", 50, 50 * step, 5000)], [(1, 100)] * 30, float(step), step)
+        control.entered([Part("a", 50, 50 * step, 5000)], [(1, 4000)] * 200, float(step), step)
         control.exited(step + 0.9, step)
     assert control.model == MODEL
     assert not control.as_dict()["prompts"][-1]["alone"]
+
+
+def test_steps_with_some_decodes_teach() -> None:
+    wrong = CostModel(20 * MODEL.c0, MODEL.c1, MODEL.c2, MODEL.c3)
+    control, now = controller(wrong), 0.0
+    for prompt in range(25):
+        at = 0
+        while at < 16_384:
+            beside = [(1, 1000)] * 8
+            chosen = control.tokens([Prefill(f"p{prompt}", at, 16_384 - at)], 0, beside)
+            size = min(chosen or LIMIT, 16_384 - at)
+            output = object()
+            control.entered([Part(f"p{prompt}", size, at, 16_384)], beside, now, output)
+            now += 2 * MODEL.step([size, *[1] * 8], [at, *[1000] * 8])
+            control.exited(now, output)
+            at += size
+        now += 2.0
+    assert control.counters.refits > 0
+    assert control.model is not None
+    assert control.model.c0 / control.model.c1 < 5 * MODEL.c0 / MODEL.c1
 
 
 def test_aborted_prompts_are_forgotten() -> None:

@@ -207,7 +207,7 @@ class FakePrefill:
     def _learn(self, chosen: Plan, cached: int) -> None:
         steps = zip(chosen.chunks, _histories(chosen, cached), self._seconds(chosen, cached), strict=True)
         for chunk, history, seconds in steps:
-            self._calibrator.add(features([chunk], [history], self._calibrator.model), seconds)
+            self._calibrator.add(features([chunk], [history], self._calibrator.model), seconds, len(self.prompts))
         refit = self._calibrator.refit()
         if refit is not None:
             self.model, self.source = refit.model, "traffic"

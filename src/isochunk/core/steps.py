@@ -149,6 +149,7 @@ class StepPlanner:
         self.policy: Policy = "optimal"
         self.fixed_chunk = max_chunk
         self._cuts: OrderedDict[str, tuple[Plan, dict[int, int]]] = OrderedDict()
+        self._varied = 0
 
     def use(self, policy: Policy, chunk: int | None = None) -> None:
         """Switch the policy; ``chunk`` is the fixed size, and the first chunk of ``first_chunk``."""
@@ -236,6 +237,10 @@ class StepPlanner:
             known = self._cut(model, prompt)
         return known[1][prompt.history]
 
+    def vary(self, prompts: int) -> None:
+        """Cut one step of each of this many prompts in two, so that they tell more than steps that are all alike."""
+        self._varied = prompts
+
     def _cut(self, model: CostModel, prompt: Prefill) -> tuple[Plan, dict[int, int]]:
         end = prompt.history + prompt.remaining
         cut = plan(
@@ -248,7 +253,14 @@ class StepPlanner:
         )
         chunks: dict[int, int] = {}
         at = prompt.history
-        for size in cut.chunks:
+        sizes = list(cut.chunks)
+        if self._varied:
+            place = len(sizes) // 2
+            part = sizes[place] // (2 if len(sizes) > 1 else 4) // self.block * self.block
+            if 0 < part < sizes[place]:
+                self._varied -= 1
+                sizes[place : place + 1] = [part, sizes[place] - part]
+        for size in sizes:
             chunks[at] = max(size, min(self.min_chunk, end - at))
             at += size
         self._cuts[prompt.key] = (cut, chunks)

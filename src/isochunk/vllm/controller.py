@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from isochunk.core.calibrator import Calibrator, Sample
+from isochunk.core.calibrator import Calibrator
 from isochunk.core.cost import CostModel, features
-from isochunk.core.fit import MIN_SAMPLES, Fit
+from isochunk.core.fit import MIN_SAMPLES, MIN_WITH_PRIOR, Fit
 from isochunk.core.guard import Guard
 from isochunk.core.planner import Policy, plan, static_ttft
 from isochunk.core.steps import Prefill, StepPlanner
@@ -23,6 +23,7 @@ from isochunk.vllm.tally import Tally
 __all__ = ["Controller", "Counters"]
 
 _REFIT_PAUSE_S = 1.0
+_DECODES = 0.2  # part of a step's predicted seconds that decodes may take of one that teaches
 
 
 @dataclass(slots=True)
@@ -72,7 +73,6 @@ class Controller:
         self._in_flight: deque[Step] = deque()
         self._last_refit = 0.0
         self._new_samples = 0
-        self._needed = MIN_SAMPLES
         planner.use(config.policy)
 
     def use_policy(self, policy: Policy, chunk: int | None) -> None:
@@ -99,14 +99,9 @@ class Controller:
         model: CostModel | None,
         source: str | None,
         floors: tuple[float, float] | None = None,
-        remembered: Iterable[Sample] = (),
     ) -> None:
-        """Plan with this measured model from now on, and refit it no lower than the floors; None plans nothing.
-
-        Args:
-            remembered: steps that the model was measured on.
-        """
-        self._calibrator = Calibrator(model, self.config.max_fit_chunk, floors, remembered)
+        """Plan with this measured model from now on, and refit it no lower than the floors; None plans nothing."""
+        self._calibrator = Calibrator(model, self.config.max_fit_chunk, floors)
         self._changed(source)
 
     def _changed(self, source: str | None) -> None:
@@ -143,7 +138,7 @@ class Controller:
         if len(queue) > 1 or more:
             self.log.share(queue[0].key)  # its steps are cut for all that wait
         in_flight = [step.predicted_s for step in self._in_flight if step.parts]
-        return self.planner.tokens(
+        tokens = self.planner.tokens(
             model,
             queue,
             more=more,
@@ -152,6 +147,7 @@ class Controller:
             between=between,
             max_seconds=max_seconds,
         )
+        return min(2 * tokens, self.planner.max_chunk) if self._guard.doubling and max_seconds == math.inf else tokens
 
     def fits(self, beside: Sequence[tuple[int, int]], max_seconds: float) -> bool:
         """Whether a step of these (new tokens, history) takes no longer, as far as is known."""
@@ -181,7 +177,7 @@ class Controller:
             shares = [(part.chunk, part.history) for part in parts] + list(decodes)
             predicted = self.model.step(*zip(*shares, strict=True)) if shares else self.model.c0
         runs = [self.log.enter(part) or self._open(part) for part in parts]
-        step = Step(output=output, parts=parts, runs=runs, pure=not decodes, predicted_s=predicted, entered_s=now)
+        step = Step(output=output, parts=parts, runs=runs, decodes=list(decodes), predicted_s=predicted, entered_s=now)
         self._in_flight.append(step)
         self.counters.steps += 1
 
@@ -232,25 +228,32 @@ class Controller:
         self.tally.step(step.entered_s, now, seconds, step.predicted_s, chunks)
         if self._cold:  # the first steps of a process meet compilation and first-use warm-up
             self._cold -= 1
-        elif step.parts and step.pure:
+        elif step.parts and self._mostly_prefill(step):
             self._learn(step, seconds)
         refit = self._refit(now) if finished else None
         for record in finished:
             self._judge(record)
         return refit
 
+    def _mostly_prefill(self, step: Step) -> bool:
+        """Whether decodes add little to the step: the law was not measured on them."""
+        if not step.decodes or self.model is None:
+            return not step.decodes
+        return _seconds_beside(self.model, step.decodes) <= _DECODES * step.predicted_s
+
     def _learn(self, step: Step, seconds: float) -> None:
         """Give a clean step to the guard and the calibrator."""
         guarded = self.model is not None and self.planner.policy == "optimal"
         if not guarded and not self.config.need_timing:
             return
-        row = features([part.chunk for part in step.parts], [part.history for part in step.parts], self.model)
+        shares = [*((part.chunk, part.history) for part in step.parts), *step.decodes]
+        row = features([new for new, _ in shares], [history for _, history in shares], self.model)
         if self.config.need_timing:
-            self._calibrator.add(row, seconds)
+            self._calibrator.add(row, seconds, step.parts[0].request_id)
             self._new_samples += 1
         if self.model is None or not guarded:
             return
-        raised = self._guard.step(self.model, row, seconds)
+        raised = None if self._calibrator.proven else self._guard.step(self.model, row, seconds)
         if raised is not None:
             self.counters.alarms += 1
             self._calibrator.alarm(raised)
@@ -258,16 +261,15 @@ class Controller:
 
     def _refit(self, now: float) -> Fit | None:
         """Refit when enough new steps were measured and the last refit is not too recent."""
-        enough = self._new_samples >= self._needed
+        enough = self._new_samples >= (MIN_SAMPLES if self.model is None else MIN_WITH_PRIOR)
         if not self.config.need_timing or not enough or now - self._last_refit < _REFIT_PAUSE_S:
             return None
         self._last_refit = now
         self._new_samples = 0
         self.drift = self._calibrator.drift()
         refit = self._calibrator.refit()
-        # A window that has nothing better than the model is not tried again before all of it is new.
-        known = refit is None and self.model is not None and not self._calibrator.alarm_doubted
-        self._needed = self.config.max_fit_chunk if known else MIN_SAMPLES
+        self._guard.refitted(proven=self._calibrator.proven)
+        self.planner.vary(self._calibrator.doubted)
         if refit is not None:
             self.counters.refits += 1
             self._changed("traffic")

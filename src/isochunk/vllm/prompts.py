@@ -65,13 +65,13 @@ class Run:
 class Step:
     """A step in the pipeline; times are monotonic seconds. ``output`` is what the scheduler made it from.
 
-    ``runs`` are those of the parts, in their order.
+    ``runs`` are those of the parts, in their order; ``decodes`` are (new tokens, history) of whoever else is in it.
     """
 
     output: Any
     parts: list[Part]
     runs: list[Run]
-    pure: bool
+    decodes: list[tuple[int, int]]
     predicted_s: float
     entered_s: float
 
@@ -126,7 +126,7 @@ class PromptLog:
         if run.over:
             return None
         record = run.record
-        record.alone = record.alone and step.pure and len(step.parts) == 1
+        record.alone = record.alone and not step.decodes and len(step.parts) == 1
         record.chunks.append(part.chunk)
         record.histories.append(part.history)
         record.predicted_s.append(step.predicted_s)

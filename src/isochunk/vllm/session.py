@@ -13,8 +13,6 @@ from typing import Any, cast
 import numpy as np
 
 import isochunk
-from isochunk.core.calibrator import Sample
-from isochunk.core.cost import CostModel, features
 from isochunk.core.errors import IsochunkError, ProfileError
 from isochunk.core.fit import Fit
 from isochunk.core.planner import Policy
@@ -163,15 +161,9 @@ class Session:
 
     def _use(self, profile: Profile) -> None:
         floors = profile.floors
-        # The file holds no steps: at the places that a probe visits, they are what its model says.
-        chunks = self._probe_chunks()
-        histories = [sum(chunks[:at]) for at in range(len(chunks))]
-        steps = [(c, h, float(profile.model.seconds(c, h))) for c, h in zip(chunks, histories, strict=True)]
         model = profile.model
-        self.controller.use_model(
-            model, "stored", (floors[0], floors[1]) if floors else None, [_sample(step, model) for step in steps]
-        )
-        logger.info("isochunk: using the stored profile %s: %s", self._path, profile.model)
+        self.controller.use_model(model, "stored", (floors[0], floors[1]) if floors else None)
+        logger.info("isochunk: using the stored profile %s: %s", self._path, model)
 
     def _set_aside(self, error: ProfileError) -> None:
         """Keep a profile that can't be used under another name, since this server will store its own.
@@ -225,7 +217,7 @@ class Session:
             logger.warning("isochunk: the machine was busy during the probe; the model will follow the traffic")
         if fit is None:
             return
-        self.controller.use_model(fit.model, "probe", remembered=[_sample(step, fit.model) for step in probe.samples])
+        self.controller.use_model(fit.model, "probe")
         logger.info("isochunk: %s, %.1f%% off its samples", fit.model, 100 * fit.error)
         if engine.is_running() and not probe.busy:  # what was cut short or disturbed is measured again next time
             self._store(fit, "probe")
@@ -272,12 +264,6 @@ class Session:
                 return
             with self.attempt("ending a step of the probe"):  # what made the probe fail may go on
                 engine.step_fn()
-
-
-def _sample(step: tuple[int, int, float], model: CostModel) -> Sample:
-    """What the calibrator takes of a step (chunk, history, seconds)."""
-    chunk, history, seconds = step
-    return features([chunk], [history], model), seconds
 
 
 def _profile_path(setting: str, key: dict[str, Any]) -> Path | None:
