@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from isochunk.simulator import Deployment, Request, Result
 from isochunk.vllm.testing import Engine
@@ -37,6 +38,43 @@ def token_ids(request: Request) -> list[int]:
     return list(itertools.chain(*units))[: request.tokens]
 
 
+class Link:
+    """Through which KV comes from elsewhere, one prompt after the other: what each request has there, and when."""
+
+    def __init__(self, rate: float | None = None) -> None:
+        self.rate, self.now, self.until = rate, 0.0, 0.0
+        self.cached: dict[str, int] = {}
+        self.loads: list[tuple[float, str]] = []
+
+
+LINK = Link()
+
+
+class Elsewhere(KVConnectorBase_V1):
+    """A KV connector, its scheduler's half."""
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        more = max(LINK.cached[request.request_id] - num_computed_tokens, 0)
+        return more, more > 0
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if num_external_tokens:
+            assert LINK.rate is not None
+            LINK.until = max(LINK.until, LINK.now) + num_external_tokens / LINK.rate
+            LINK.loads.append((LINK.until, request.request_id))
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        return KVConnectorMetadata()
+
+    def start_load_kv(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def wait_for_layer_load(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def save_kv_layer(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def wait_for_save(self, *args: Any, **kwargs: Any) -> None: ...
+
+
 class _Run(EngineCore):
     """vLLM's engine core, its own `step_with_batch_queue`, over stages that are numbers."""
 
@@ -45,7 +83,8 @@ class _Run(EngineCore):
         self._coming = deque(sorted(requests, key=lambda request: request.arrival))
         self._free = [0.0] * deployment.stages
         self._tokens = itertools.count(1 << 30)
-        self.now = 0.0
+        self.now, self._idle = 0.0, False
+        LINK.__init__(deployment.load_rate)
         self.steps: list[Parts] = []
         self.first: dict[str, float] = {}
         # What the method needs of an engine core.
@@ -59,19 +98,30 @@ class _Run(EngineCore):
 
     def result(self) -> tuple[list[Parts], dict[str, float]]:
         while self._coming or self.batch_queue or self.scheduler.has_requests():
-            if not self.batch_queue and not self.scheduler.has_requests():
-                self.now = max(self.now, self._coming[0].arrival)
+            if not any(batch[1].total_num_scheduled_tokens for batch in self.batch_queue):
+                self._pass_time()
+            LINK.now = self.now
             while self._coming and self._coming[0].arrival <= self.now:
                 request = self._coming.popleft()
+                LINK.cached[request.key] = request.cached
+                self._idle = False
                 self._engine.add(request.key, token_ids(request), output_tokens=request.output)
             self.step_with_batch_queue()
         return self.steps, self.first
+
+    def _pass_time(self) -> None:
+        """Nothing is in the stages: the next that happens is an arrival or the end of a load, if nothing is due now."""
+        if self.scheduler.has_requests() and not self._idle:
+            return
+        coming = [request.arrival for request in list(self._coming)[:1]] + [at for at, _ in LINK.loads]
+        self.now, self._idle = max(self.now, min(coming, default=0.0)), False
 
     def execute_model(self, output: Any, non_block: bool) -> "_Result":
         """As an executor: the step goes through the stages."""
         new = output.num_scheduled_tokens
         asked = {key: self.scheduler.requests[key] for key in new}
-        at = self.now
+        at = LINK.now = self.now
+        self._idle = not new
         if new:
             parts = [(key, chunk, asked[key].num_computed_tokens - chunk) for key, chunk in new.items()]
             self.steps.append(parts)
@@ -89,6 +139,10 @@ class _Run(EngineCore):
     def answer(self, at: float, ids: list[str], sampling: list[str]) -> ModelRunnerOutput:
         """The engine waits for a step's result until it is there."""
         self.now = max(self.now, at)
+        LINK.now = self.now
+        came = {key for due, key in LINK.loads if due <= self.now}
+        LINK.loads = [(due, key) for due, key in LINK.loads if due > self.now]
+        self._idle &= not (came or ids)
         for key in sampling:
             self.first.setdefault(key, self.now)
         return ModelRunnerOutput(
@@ -98,6 +152,7 @@ class _Run(EngineCore):
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
+            kv_connector_output=KVConnectorOutput(finished_recving=came) if came else None,
         )
 
 

@@ -6,6 +6,7 @@
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -95,3 +96,34 @@ def test_the_plugin_makes_the_steps_that_are_simulated(
         assert steps == real_steps, f"trace {trace}"
         assert first_tokens == pytest.approx(real_first_tokens, rel=1e-9), f"trace {trace}"
         assert engine.scheduler.isochunk.controller.counters.fallbacks == 0
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("blocks", [20000, 400])
+def test_prompts_whose_kv_comes_from_elsewhere_are_loaded_and_computed_in_the_same_steps(
+    make_engine: Callable[..., Engine], blocks: int
+) -> None:
+    deployment = Deployment(
+        models=(MODEL,) * 2,
+        max_tokens=2048,
+        max_seqs=64,
+        kv_tokens=blocks * BLOCK,
+        block=BLOCK,
+        load_rate=20_000.0,
+    )
+    transfer = {
+        "kv_connector": "Elsewhere",
+        "kv_connector_module_path": "tests.vllm.clocked",
+        "kv_role": "kv_producer",
+    }
+    for trace in range(TRACES // 8):
+        rng = random.Random(f"loads {blocks} {trace}")
+        requests = [
+            replace(request, blocks=(), cached=rng.choice((0, request.tokens // 2, request.tokens - 1)), output=1)
+            for request in random_requests(rng, (blocks - 1) * BLOCK, 6000)
+        ]
+        engine = make_engine(blocks=blocks, kv_transfer_config=transfer)
+        steps, first_tokens = in_simulator(simulate(deployment, OpenLoop(requests), "fixed", record=True))
+        real_steps, real_first_tokens = through_vllm(engine, deployment, requests)
+        assert steps == real_steps, f"trace {trace}"
+        assert first_tokens == pytest.approx(real_first_tokens, rel=1e-9), f"trace {trace}"

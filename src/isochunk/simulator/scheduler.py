@@ -337,7 +337,7 @@ class Scheduler:
                 break
             prompt = queue[0]
             if prompt.loading or prompt.stale:  # its KV or its last token is still to come
-                (loads if prompt.loading else passed).append(queue.popleft())
+                (loads if queue is self._loaded else passed).append(queue.popleft())
                 continue
             found = [] if prompt.history else self._look_up(prompt)
             local = prompt.history or _blocks(found) * self._cache.block
@@ -349,10 +349,10 @@ class Scheduler:
             chunk = 0 if load else share.chunk(prompt.request.key, history, total - history, left)
             if not load and chunk <= 0:
                 if self._loads:
-                    passed.append(queue.popleft())
+                    (loads if queue is self._loaded else passed).append(queue.popleft())
                     continue
                 break
-            reserved = self._promised() if load else 0
+            reserved = self._promised(loads) if load else 0
             if not self._enter(prompt, found, history + chunk, total, reserved):
                 break
             queue.popleft()
@@ -383,9 +383,9 @@ class Scheduler:
         cache.grow(holding, tokens, found)
         return True
 
-    def _promised(self) -> int:
-        """Blocks that those who have begun, or wait for their KV, still need for all of their tokens."""
-        begun = [prompt for prompt in self._running if prompt.prefilling] + [p for p in self._loaded if p.loading]
+    def _promised(self, loads: Sequence[Prompt]) -> int:
+        """Blocks that those who have begun, or had their KV loaded, still need for all of their tokens."""
+        begun = chain((prompt for prompt in self._running if prompt.prefilling), self._loaded, loads)
         return sum(self._cache.needed(prompt.holding, prompt.request.tokens + prompt.answered) for prompt in begun)
 
 
