@@ -123,6 +123,13 @@ def test_what_vllm_s_configuration_refuses_is_said(parser: VllmParser, tmp_path:
     assert "load balancing mode" in text("-dp 2 --data-parallel-rank 0 --data-parallel-hybrid-lb")
 
 
+def test_vllm_s_configuration_has_nothing_to_say_of_right_deployments(parser: VllmParser) -> None:
+    for path in sorted(RIGHT.iterdir()):
+        if path.is_file():
+            deployment = reading(path.read_text(), path.name, parser)
+            assert [finding.what for finding in verify(deployment, parser, [])] == [], path.name
+
+
 SHAPES = [
     {"max_position_embeddings": 32768, "rope_scaling": {"rope_type": "yarn", "factor": 4.0,
                                                          "original_max_position_embeddings": 32768}},
