@@ -29,6 +29,7 @@ _SWEPT = 64  # no plan is above the best of the fixed sizes that are multiples o
 _MOST_STEPS = 16_384  # of a fixed size; a million tokens in steps of 64
 _MOST_EQUAL = 1024  # steps of a cut that is solved for exactly
 _MOST_TAPERED = 256
+_MOST_LIMITED = 64  # of the token limit; with more of them what it costs is little
 
 Floats = npt.NDArray[np.float64]
 
@@ -239,10 +240,12 @@ def _optimal_cuts(
     most = math.ceil((end - start) / block)
     size, known = _best_static(model, start, end, limit, block, stages, ideal)
     cuts = [(_static_cut(start, end, size), model.seconds(size))]
-    if model.curve is not None:
-        target = law_target(model, work, stages, step_cost)
-        if walked := best_walk(model, start, end, limit, block, stages, target, known):
-            cuts.append((walked, target))
+    target = law_target(model, work, stages, step_cost)
+    # Where the limit holds the first steps below the law's, equal times are not the best that is left.
+    limited = model.marginal_chunk(target - model.c0, start) > limit and fewest <= _MOST_LIMITED
+    if model.curve is not None or limited:
+        walked = best_walk(model, start, end, limit, block, stages, target, known)
+        cuts += [(walked, target)] if walked else []
     counts = {min(max(n, fewest, 1), max(most, fewest)) for n in (math.floor(ideal), math.ceil(ideal))}
     if model.curve is None and min(counts) <= _MOST_EQUAL:
         for n in sorted(counts):

@@ -19,7 +19,8 @@ _RANGE = (0.45, 2.4)  # bounds tried, in parts of the law's target
 _EDGES = 64  # bounds at which a cheap size just fits
 _FINE, _RATIO = 64, 1.015  # sizes: so many multiples of the block, then this far apart
 _HISTORIES = 6  # places in the prompt at which the cheapest size is looked up, where history has to be re-read
-_TURNS = 40  # where a walk takes more steps, it takes some alike at a time
+_TURNS = 110  # where a walk takes more steps, it takes some alike at a time
+_ROUGH_TURNS, _KEPT = 28, 16  # long walks are taken roughly first, and the best of them again
 _MOST_TURNS = 600
 
 
@@ -63,14 +64,23 @@ def best_walk(
     if not len(bounds):
         return None
     reach = _reach(model, sizes, bounds)
+    prompt = _Prompt(start, end, limit, block, stages)
     typical = float(sizes.tokens[max(int((reach[len(bounds) // 3] >= (start + end) / 2).sum()) - 1, 0)])
-    alike = max(int((end - start) / typical / _TURNS), 1)
     # Each step takes the least one at least.
-    steps = (known - model.work(start, end) + model.c1 * (end - start)) / model.line(1.0)
-    turns = min(int(steps / alike) + 3, _MOST_TURNS)
-    taken, counts = _walk(model, sizes, reach, bounds, _Prompt(start, end, limit, block, stages), alike, turns)
-    chosen = _best(model, taken, counts, start, end, stages)
-    return None if chosen is None else np.repeat(taken[:, chosen], counts[:, chosen]).astype(int).tolist()
+    most_steps = (known - model.work(start, end) + model.c1 * (end - start)) / model.line(1.0)
+    steps = (end - start) / typical
+    for turns, kept in ((_ROUGH_TURNS, _KEPT), (_TURNS, 1)):
+        if kept > 1 and steps <= _TURNS / 2:
+            continue  # few enough for all walks to be taken step by step
+        alike = max(int(steps / turns), 1)
+        enough = min(int(most_steps / alike) + 3, _MOST_TURNS)
+        taken, counts = _walk(model, sizes, reach, bounds, prompt, alike, enough)
+        ttft = _ttft(model, taken, counts, prompt)
+        best = np.sort(np.argsort(ttft, kind="stable")[:kept])
+        bounds, reach = bounds[best], reach[best]
+    if not np.isfinite(ttft[best[0]]):
+        return None
+    return np.repeat(taken[:, best[0]], counts[:, best[0]]).astype(int).tolist()
 
 
 def _sizes(model: CostModel, start: int, end: int, most: int, block: int) -> _Sizes:
@@ -203,14 +213,13 @@ def _ending(model: CostModel, walks: Floats, prompt: _Prompt) -> Floats:
     return np.asarray(np.take_along_axis(tried, cost.argmin(axis=0)[None], axis=0)[0])
 
 
-def _best(model: CostModel, taken: Floats, counts: Ints, start: int, end: int, stages: int) -> int | None:
-    """The walk with the least TTFT; None when none came to the end."""
+def _ttft(model: CostModel, taken: Floats, counts: Ints, prompt: _Prompt) -> Floats:
+    """Predicted seconds of each walk, without the attention, which all have; infinite where it did not end."""
     through = taken * counts
-    at = start + np.cumsum(through, axis=0) - through
+    at = prompt.start + np.cumsum(through, axis=0) - through
     used = counts > 0
     line = np.where(used, model.line(taken), 0.0) * counts
     reread = model.c3 * (counts * at + taken * counts * (counts - 1) / 2)
     longest = np.where(used, model.seconds(taken, at + taken * np.maximum(counts - 1, 0)), 0.0)
-    ttft = (line + reread).sum(axis=0) + (stages - 1) * longest.max(axis=0)
-    ttft = np.where(through.sum(axis=0) < end - start, np.inf, ttft)
-    return int(np.argmin(ttft)) if np.isfinite(ttft).any() else None
+    ttft = (line + reread).sum(axis=0) + (prompt.stages - 1) * longest.max(axis=0)
+    return np.asarray(np.where(through.sum(axis=0) < prompt.end - prompt.start, np.inf, ttft))
