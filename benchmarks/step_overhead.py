@@ -3,7 +3,8 @@
     python -m benchmarks.step_overhead
 
 Runs the same requests through vLLM's scheduler (no model behind it) and prints the microseconds that the
-mixin adds to a step: budget, record of the entry, record of the exit, refits included.
+mixin adds to a step: its bounds, record of the entry, record of the exit, refits included; on blocks of 16 and of 128
+tokens, also with prompts most of which is in the prefix cache.
 Then how long a plan for a million tokens takes.
 """
 
@@ -18,9 +19,11 @@ from typing import Any
 
 import numpy as np
 
+import isochunk.vllm.batch as batches
 import isochunk.vllm.scheduler as scheduling
 from isochunk import CostModel, plan
 from isochunk.core.cost import features
+from isochunk.vllm import testing
 from isochunk.vllm.testing import Engine, engine_config
 
 REQUESTS = 64
@@ -74,32 +77,49 @@ def plan_s(stages: int) -> float:
     return time.perf_counter() - start
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["ISOCHUNK_CACHE"] = folder
-        engine = Engine(engine_config(Path(folder), {"enabled": True}), blocks=200_000)
+def measured(folder: str, block: int, *, cached: int) -> np.ndarray:
+    """Microseconds that isochunk adds to each step; with ``cached`` tokens of long prompts in the prefix cache."""
+    testing.BLOCK = block
+    long = {"max_model_len": 131_072, "max_num_batched_tokens": 8192} if cached else {}
+    engine = Engine(engine_config(Path(folder), {"enabled": True}, block_size=block, **long), blocks=3_200_000 // block)
     scheduler = engine.scheduler
     scheduler.isochunk.controller.use_model(TRUE, "benchmark")
     clock = Clock()
-    scheduling.time = clock  # type: ignore[attr-defined]
+    scheduling.time = batches.time = clock  # type: ignore[attr-defined, assignment]
     spent = [0.0]
-    timed(scheduler, "_budget", spent)
-    timed(scheduler, "_entered", spent)
-    timed(scheduler.isochunk, "exited", spent)
     rng = np.random.default_rng(0)
-    for turn in range(ROUNDS):
+    shared = rng.integers(0, 1000, cached).tolist()
+    if cached:
+        engine.add("first", shared)
+        engine.run()
+    for name in ("_bounds", "_entered"):
+        timed(scheduler, name, spent)
+    timed(scheduler.isochunk, "exited", spent)
+    for turn in range(2 if cached else ROUNDS):
         for request in range(REQUESTS):
-            tokens = rng.integers(0, 1000, int(rng.integers(200, 16_000))).tolist()
-            engine.add(f"{turn}-{request}", tokens, output_tokens=4)
+            tokens = rng.integers(0, 1000, 12_000 if cached else int(rng.integers(200, 16_000))).tolist()
+            engine.add(f"{turn}-{request}", [*shared, *tokens], output_tokens=4)
         while engine.has_work():
             spent.append(0.0)
             clock.now += last_step_s(engine, rng)
             engine.step_fn()
-    micro = np.array(spent[50:]) * 1e6
-    median, high, most = np.quantile(micro, [0.5, 0.99, 1])
-    print(
-        f"{len(micro)} steps, {REQUESTS} requests: median {median:.0f} us, 99% below {high:.0f} us, most {most:.0f} us"
-    )
+    assert scheduler.isochunk.controller.counters.fallbacks == 0
+    return np.array(spent[50:]) * 1e6
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["ISOCHUNK_CACHE"] = folder
+        for block in (16, 128):
+            for cached in (0, 115_200):
+                micro = measured(folder, block, cached=cached)
+                median, high, most = np.quantile(micro, [0.5, 0.99, 1])
+                what = f"{REQUESTS} requests of 127k tokens, 115k cached" if cached else f"{REQUESTS} requests"
+                print(
+                    f"blocks of {block}, {what}: {len(micro)} steps, median {median:.0f} us, 99% below {high:.0f} us, "
+                    f"most {most:.0f} us",
+                    flush=True,
+                )
     milli = [1e3 * plan_s(stages) for stages in STAGES for _ in range(ROUNDS)]
     print(f"a plan for {MILLION} tokens on {STAGES} stages: median {np.median(milli):.1f} ms, most {max(milli):.1f} ms")
 
