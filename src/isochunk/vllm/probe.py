@@ -158,13 +158,15 @@ class Probe:
         A step that would not end in time is not begun: the probe is `over`, and what is returned is the least step.
         """
         self._live = so_far
+        if self.over:
+            return self.block
         at = 0
         for size in self._sent.get(key, []):
             if at == history:
                 if (key, history) in self._handed or self._fits(key, size, history):
                     return size
                 self.over = True
-                return min(size, self.block)
+                return self.block
             at += size
         return None
 
@@ -286,6 +288,11 @@ class Probe:
             if say:
                 logger.warning("isochunk: the probe gave no cost model (%s); vLLM's own chunks are used", error)
             return None
+
+    @property
+    def begun(self) -> int:
+        """Steps of this round that were begun."""
+        return len(self._handed)
 
     def time_to_tell(self) -> bool:
         """Whether it is some seconds since this was last true."""

@@ -141,10 +141,11 @@ class PromptLog:
         self._finished.append(record)
         return record
 
-    def running(self, request_id: str) -> PromptRecord | None:
-        """The record of a prompt that is not finished."""
-        run = self._open.get(request_id)
-        return run.record if run else None
+    def find(self, request_id: str) -> PromptRecord | None:
+        """A prompt's record, finished or not."""
+        if (run := self._open.get(request_id)) is not None:
+            return run.record
+        return next((record for record in self._finished if record.request_id == request_id), None)
 
     def take(self, request_id: str) -> PromptRecord | None:
         """Remove and return a prompt's record, finished or not."""

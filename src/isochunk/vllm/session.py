@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -80,7 +80,7 @@ class Session:
     ) -> int | None:
         """Prefill tokens of the next step; None leaves the step to vLLM."""
         if self._probing is not None and queue[0].key.startswith(PREFIX):
-            record = self.controller.log.running(queue[0].key)
+            record = self.controller.log.find(queue[0].key)
             so_far = record.steps if record is not None else []
             return self._probing.chunk_at(queue[0].key, queue[0].history, so_far)
         return self.controller.tokens(queue, more, beside, between=between, max_seconds=max_seconds)
@@ -238,17 +238,23 @@ class Session:
         random = np.random.default_rng()
         for key, chunks in prompts.items():
             scheduler.add_request(compat.probe_request(key, random.integers(0, vocabulary, sum(chunks)).tolist()))
+        steps: Steps | None = None
         while engine.has_work() and engine.is_running():
             engine.step_fn()
-            if probe.over:
+            if probe.over and steps is None and len(came := self._steps(prompts)) >= probe.begun:
+                steps = came  # what is given up is forgotten
                 self._give_up()
             if probe.time_to_tell():
                 logger.info("isochunk: probing, %s", probe.progress())
-        steps: list[tuple[int, int, float]] = []
+        steps = self._steps(prompts) if steps is None else steps
         for key in prompts:
-            if (record := self.controller.log.take(key)) is not None:
-                steps += record.steps
+            self.controller.log.take(key)
         return steps
+
+    def _steps(self, keys: Iterable[str]) -> Steps:
+        """The steps of these prompts that came out."""
+        records = [self.controller.log.find(key) for key in keys]
+        return [step for record in records if record is not None for step in record.steps]
 
     def _give_up(self) -> None:
         """Take the probe's prompts out of the scheduler; their steps in the pipeline still come out of it."""
