@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate, product
 
 import numpy as np
+import numpy.typing as npt
 
 from isochunk.core.cost import CostModel
 from isochunk.core.errors import PlanError
@@ -83,17 +84,24 @@ class Load:
 
     def cost(self, work: float, overhead: float) -> float:
         """``now + _LATER*next`` for steps of ``work`` seconds."""
-        stretch, seconds = 1 + overhead / work + self._idle(work), work + overhead
+        return self._cost(work, overhead, float(self._idle(np.array([work]))[0]))
+
+    def _cost(self, work: float, overhead: float, idle: float) -> float:
+        stretch, seconds = 1 + overhead / work + idle, work + overhead
         now = (self.ahead + max(work - self.own, 0.0) / 2) * stretch + (self.stages - 1) * max(seconds, self.before)
         return now + _LATER * max(self.system * stretch, self.stages * seconds)
 
-    def _idle(self, work: float) -> float:
+    def _idle(self, works: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Idle seconds of a stage behind steps that the token limit cut short, for each second of work."""
-        idle = 0.0
-        for least, most in self.full:
-            if (short := min(work, most) - least) > 0:
-                idle += min(self.stages - 1, short / self.growth) * short / 2
-        return idle / (self.own * self.count)
+        if not self.full:
+            return np.zeros(len(works))
+        least, most = np.array(self.full).T
+        short = np.maximum(np.minimum(works[:, None], most) - least, 0.0)
+        gaps = (
+            np.minimum(self.stages - 1, short / self.growth) if self.growth else np.full(short.shape, self.stages - 1)
+        )
+        idle: npt.NDArray[np.float64] = (gaps * short / 2).sum(axis=1) / (self.own * self.count)
+        return idle
 
     def work(self, overhead: float) -> float:
         """The work that costs least.
@@ -108,7 +116,9 @@ class Load:
                 points.append(math.sqrt(overhead * (ahead + behind) / slope))
         if self.full:
             points += np.geomspace(min(self.full)[0], max(points), _LIMITED).tolist()
-        return min((work for work in points if work > 0), key=lambda work: self.cost(work, overhead))
+        points = [work for work in points if work > 0]
+        idle = self._idle(np.array(points)).tolist()
+        return min(zip(points, idle, strict=True), key=lambda point: self._cost(point[0], overhead, point[1]))[0]
 
 
 class StepPlanner:
