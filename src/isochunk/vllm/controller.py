@@ -17,6 +17,7 @@ from isochunk.core.planner import Policy, plan, static_ttft
 from isochunk.core.steps import Prefill, StepPlanner
 from isochunk.core.timing import StageClock
 from isochunk.vllm.config import ChunkConfig
+from isochunk.vllm.probe import PREFIX
 from isochunk.vllm.prompts import Part, PromptLog, PromptRecord, Run, Step
 from isochunk.vllm.tally import Tally
 
@@ -168,7 +169,8 @@ class Controller:
     def gone(self, request_ids: Iterable[str]) -> None:
         """The runs of these requests are over: they ended, or were preempted."""
         for request_id in request_ids:
-            self.log.drop(request_id)
+            if not request_id.startswith(PREFIX):  # a probe that is given up asks for the steps that came out
+                self.log.drop(request_id)
 
     def entered(self, parts: list[Part], decodes: Sequence[tuple[int, int]], now: float, output: Any) -> None:
         """A step with these parts and decodes went into the pipeline; ``output`` tells it from others."""

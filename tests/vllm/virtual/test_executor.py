@@ -11,6 +11,7 @@ pytest.importorskip("vllm")
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
+from isochunk.vllm import compat
 from isochunk.vllm.testing import engine_config
 from isochunk.vllm.virtual.executor import VirtualExecutor
 from isochunk.vllm.virtual.rehearsal import Rehearsal
@@ -189,3 +190,22 @@ def test_a_dead_worker_ends_the_engine_as_a_real_one_does(engine: Made) -> None:
         run(core)
     with pytest.raises(RuntimeError, match="gone"):
         core.model_executor.check_health()
+
+
+def test_a_probe_that_is_given_up_in_a_deep_pipeline_keeps_the_steps_that_came_out(engine: Made) -> None:
+    core = engine(
+        pipeline_parallel_size=4,
+        max_model_len=65_536,
+        scheduler_cls="isochunk.vllm.Scheduler",
+        additional_config={"scheduler_config": {"profiling_chunk_config": {"profile": "off"}}},
+    )
+    controller = core.scheduler.isochunk.controller
+    add(core, "isochunk-probe-0", 20_000)
+    for _ in range(3):
+        core.step_fn()
+    core.scheduler.finish_requests("isochunk-probe-0", compat.aborted_status())
+    add(core, "a", 10)
+    run(core)
+    record = controller.log.take("isochunk-probe-0")
+    assert record is not None
+    assert len(record.steps) == 3
