@@ -20,7 +20,7 @@ _EDGES = 64  # bounds at which a cheap size just fits
 _FINE, _RATIO = 64, 1.015  # sizes: so many multiples of the block, then this far apart
 _HISTORIES = 6  # places in the prompt at which the cheapest size is looked up, where history has to be re-read
 _TURNS = 110  # where a walk takes more steps, it takes some alike at a time
-_ROUGH_TURNS, _KEPT = 28, 16  # long walks are taken roughly first, and the best of them again
+_ROUGH_TURNS, _KEPT = 40, 24  # long walks are taken roughly first, and the best of them again
 _MOST_TURNS = 600
 
 
