@@ -247,3 +247,31 @@ def test_a_look_at_what_is_cached_costs_a_few_blocks(make_engine: Make, monkeypa
     assert max(costs) < 32 * 40  # the first look at 32 prompts
     assert sorted(costs)[len(costs) // 2] < 64
     assert engine.scheduler._hits.of(engine.scheduler.requests["w9"], -1, following=True) == 115_200
+
+
+@pytest.mark.parametrize(("policy", "chunk"), [("optimal", None), ("fixed", 5)])
+def test_chunks_end_on_blocks_where_vllm_keeps_state_at_their_ends(
+    make_engine: Make, policy: str, chunk: int | None
+) -> None:
+    engine = make_engine(ON)
+    engine.scheduler.need_mamba_block_aligned_split = True  # as with Mamba layers in vLLM's "align" mode
+    engine.scheduler.isochunk.use_policy(policy, chunk)
+    engine.add("a", ids(0, 1500), output_tokens=3)
+    engine.run(5000)
+    assert not engine.scheduler.requests
+    assert all(history["a"] % BLOCK == 0 for history in engine.histories if history["a"] < 1500)
+    assert engine.scheduler.need_mamba_block_aligned_split
+
+
+def test_steps_in_which_data_parallel_ranks_hold_prefills_back_are_vllms(make_engine: Make) -> None:
+    engine = make_engine(ON)
+    engine.add("stream", ids(0, 50), output_tokens=30)
+    for _ in range(4):
+        engine.step_fn()
+    engine.add("long", ids(1, 9000))
+    schedule, turns = engine.scheduler.schedule, iter(range(10_000))
+    engine.scheduler.schedule = lambda: schedule(next(turns) % 2 == 0)
+    engine.run(2000)
+    assert not engine.scheduler.requests
+    assert sum(step.get("long", 0) for step in engine.steps) == 9000
+    assert engine.scheduler.isochunk.controller.counters.fallbacks == 0
