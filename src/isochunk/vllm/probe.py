@@ -38,6 +38,7 @@ _MANY = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512)
 _OCTAVE = 8  # sizes between one of _MANY's and its double, from the last on
 _SIZES_SHARE = 0.4  # of the time, most that is spent on sizes before histories are tried
 _JUMP = 0.02  # a step between two sizes that is so much longer than its tokens explain is a jump somewhere between
+_COMPOSITE_SHARE = 0.5  # of the time left, most that a composite prompt is foretold to take
 _TELL_S = 5.0
 _TOO_NOISY = 0.1  # how far apart the same step's times may be, in parts, for a curve to be looked for
 _TOLD = 0.5  # pairs of tokens, of the longest step without history, from which on history tells what it costs
@@ -242,7 +243,25 @@ class Probe:
 
     def _composite(self, send: Callable[[dict[str, list[int]]], Steps]) -> None:
         if not self.over:
-            self._send(send, [self.chunks])
+            self._send(send, [self._fitting()])
+
+    def _fitting(self) -> list[int]:
+        """The composite prompt, or as long a one as is foretold to take no more than its part of the time left.
+
+        The more is known the less is feared, so the next one may be longer. One that is too long would be given up
+        with a pipeline full of steps, of which none tells anything.
+        """
+        left = _COMPOSITE_SHARE * (self._deadline - time.monotonic())
+        chunks, tokens = self.chunks, sum(self.chunks)
+        while self._together(chunks) > left and tokens > _SHORTEST * self.block:
+            tokens = tokens * 2 // 3
+            chunks = probe_chunks(tokens, self.max_chunk, self.block)
+        return chunks
+
+    def _together(self, chunks: Sequence[int]) -> float:
+        """Seconds that a prompt of these chunks is foretold to take through all stages."""
+        seconds = [self._foretold(size, sum(chunks[:at])) for at, size in enumerate(chunks)]
+        return sum(seconds) + (self.stages - 1) * max(seconds)
 
     def _sizes(self, send: Callable[[dict[str, list[int]]], Steps], sizes: list[int], *, again: bool = False) -> None:
         new = [size for size in sizes if again or (size, 0) not in self._times]
