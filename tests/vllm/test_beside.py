@@ -14,7 +14,9 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request, RequestStatus
 
 from isochunk import plan
+from isochunk.vllm.compat import vllm_version
 from isochunk.vllm.testing import BLOCK, Engine
+from isochunk.vllm.versions import NEWEST, minor
 from vllm import SamplingParams
 
 from .conftest import MODEL
@@ -108,6 +110,9 @@ class Between(Loads):
         return (more, True) if request.request_id.startswith("load") and more > 0 else (0, False)
 
 
+@pytest.mark.skipif(
+    (minor(vllm_version()) or NEWEST) < (0, 31), reason="held requests end vLLM's scan before 0.31: loads start later"
+)
 def test_loads_start_in_the_step_in_which_vllm_alone_starts_them(make_engine: Make, tmp_path: Any) -> None:
     started = []
     for section in (ON, None):

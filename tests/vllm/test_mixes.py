@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from isochunk.core.turns import Turns
+from isochunk.vllm.compat import vllm_version
 from isochunk.vllm.testing import engine_config
+from isochunk.vllm.versions import NEWEST, minor
 
 from .conftest import MODEL
 from .mixes import BLOCKS, LIMIT, SHAPES, Mix, MixEngine, Shape, token
@@ -20,6 +22,9 @@ from .mixes import BLOCKS, LIMIT, SHAPES, Mix, MixEngine, Shape, token
 MIXES = int(os.environ.get("ISOCHUNK_MIXES", "300"))
 ON = {"enabled": True, "need_timing": False}  # the stub's times would make another model of each run
 BUILT = SHAPES if MIXES > 2000 else random.Random(0).sample(SHAPES, 12)
+
+if (minor(vllm_version()) or NEWEST) < (0, 28):
+    pytest.skip("its connector's failed loads end in an assertion of vLLM's before 0.28", allow_module_level=True)
 
 
 def build(folder: Path, shape: Shape, *, ours: bool) -> MixEngine:
