@@ -66,7 +66,7 @@ def test_drift_and_alarms_are_said(
     counter: str,
     words: str,
 ) -> None:
-    engine = make_engine({"enabled": True})
+    engine = make_engine({"enabled": True, "need_timing": True})
     clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now, time=lambda: clock.now)
     monkeypatch.setattr("isochunk.vllm.scheduler.time", clock)
     for number in range(6):
