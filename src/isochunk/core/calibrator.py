@@ -186,17 +186,19 @@ def _proportions(
             held = held + np.log1p((apart / _NOISE) ** 2 / 2).sum(axis=-1)
         return np.asarray(held)
 
-    a, m = np.meshgrid(_STEP_GRID, _ATTENTION_GRID, indexing="ij")
+    now, half, twice = cost(np.array([0.0, -_TWICE, _TWICE]), np.zeros(3), np.zeros(3)).tolist()
+    if now < _SURE:  # nothing can be much likelier
+        return model, min(half, twice) - now > _SURE
+    a, m = np.meshgrid(_STEP_GRID[::2], _ATTENTION_GRID[::4], indexing="ij")
     costs = cost(a, m, np.zeros_like(a))
     best = np.unravel_index(int(np.argmin(costs)), costs.shape)
     found, least = [float(a[best]), float(m[best]), 0.0], float(costs[best])
-    for place, grid in ((2, _STEP_GRID), (0, _STEP_GRID), (1, _ATTENTION_GRID), (2, _STEP_GRID)):
+    for place, grid in ((1, _ATTENTION_GRID), (2, _STEP_GRID), (0, _STEP_GRID), (1, _ATTENTION_GRID), (2, _STEP_GRID)):
         tried = [np.full_like(grid, value) for value in found]
         tried[place] = grid
         costs = cost(tried[0], tried[1], tried[2])
         if (lowest := float(costs.min())) < least:
             found[place], least = float(grid[int(np.argmin(costs))]), lowest
-    now, half, twice = cost(np.array([0.0, -_TWICE, _TWICE]), np.zeros(3), np.zeros(3)).tolist()
     if now - least < _SURE:
         return model, min(half, twice) - now > _SURE
     more, dearer = np.exp(max(found[0], -_FALL)), np.exp(found[1])

@@ -14,9 +14,9 @@ __all__ = ["best_walk"]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-_WALKS = 72
+_WALKS = 96
 _RANGE = (0.45, 2.4)  # bounds tried, in parts of the law's target
-_EDGES = 32  # bounds at which a cheap size just fits
+_EDGES = 64  # bounds at which a cheap size just fits
 _FINE, _RATIO = 64, 1.015  # sizes: so many multiples of the block, then this far apart
 _HISTORIES = 6  # places in the prompt at which the cheapest size is looked up, where history has to be re-read
 _TURNS = 110  # where a walk takes more steps, it takes some alike at a time

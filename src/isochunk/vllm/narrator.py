@@ -52,7 +52,7 @@ class Narrator:
         text = f"{prompts} prompts of {(tally.tokens - before.tokens) / prompts:.0f} tokens in {seconds:.0f} s"
         if occupied > 0:
             text += f", stages idle {max(1 - worked / occupied, 0.0):.0%} of the time that the pipeline was in use"
-        if alone:
+        if alone and tally.ttft_s > before.ttft_s:
             took = (tally.ttft_s - before.ttft_s) / alone
             fixed = (tally.ttft_fixed_s - before.ttft_fixed_s) / alone
             predicted = (tally.ttft_predicted_s - before.ttft_predicted_s) / alone
