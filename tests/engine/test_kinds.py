@@ -118,9 +118,12 @@ def test_a_hybrid_model_is_served_in_whole_blocks_where_vllm_needs_them(tmp_path
     model, options = random_model(tmp_path / "qwen3-next", QWEN3_NEXT), chosen(tmp_path, "--enforce-eager")
     with running_server(model, options, log=tmp_path / "server.log", environ=ENVIRON) as url:
         told = status_after_twice(url)
-    assert told["alignment"] == told["block_size"]
+    block = told["alignment"]
+    assert block == told["block_size"]
     for prompt in told["prompts"]:
-        assert all(chunk % told["alignment"] == 0 for chunk in prompt["chunks"][:-1])
+        ends = [at + chunk for at, chunk in zip(prompt["histories"], prompt["chunks"], strict=True)]
+        # Of what is left behind the last whole block vLLM may make two steps by itself.
+        assert all(end % block == 0 or LONGEST - end < block for end in ends)
 
 
 def test_without_prefix_caching_every_token_is_computed(tmp_path: Path) -> None:
