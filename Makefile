@@ -20,7 +20,7 @@ export TRITON_CACHE_DIR       ?= $(CURDIR)/.cache/triton
 LIVE := $(PYTHON) tools/signs_of_life.py
 PIP  := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo demo-pd test lint bench clean
+.PHONY: demo demo-pd test test-versions lint bench clean
 
 demo: $(VENV)/.ready
 	$(BIN)/isochunk demo
@@ -30,6 +30,9 @@ demo-pd: $(VENV)/.ready
 
 test: $(VENV)/.ready lint
 	$(BIN)/python -m pytest
+
+# tests/vllm on the oldest and the newest vLLM: downloads two wheels once, then some minutes.
+test-versions: $(VENV)/.ready
 	$(BIN)/python -m tests.versions --ends --jobs 2
 
 lint: $(VENV)/.ready

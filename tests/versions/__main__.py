@@ -72,7 +72,9 @@ def _write(path: Path, text: str) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.versions", description=__doc__)
     parser.add_argument("versions", nargs="*", help=f"versions of vLLM; without any: {' '.join(VERSIONS)}")
-    parser.add_argument("--ends", action="store_true", help="the oldest and the newest only, as 'make test' does")
+    parser.add_argument(
+        "--ends", action="store_true", help="the oldest and the newest only, as 'make test-versions' does"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="versions tested at the same time")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into this page of the docs")
     parser.add_argument(

@@ -64,9 +64,7 @@ def compared(mix: Mix) -> Callable[[dict[str, Any], dict[str, Any]], None]:
 @pytest.mark.parametrize("shape", BUILT, ids=str)
 def test_a_mix_ends_as_with_vllm_alone(shape: Shape, tmp_path: Path) -> None:
     if shape.drafts and (minor(vllm_version()) or NEWEST) >= (0, 33):
-        pytest.skip(
-            "streaming input beside drafts ends in an assertion of vLLM's own from 0.33 on, without isochunk too"
-        )
+        pytest.skip("streaming input beside drafts ends in an assertion of vLLM's from 0.33 on, without isochunk too")
     ours, plain = build(tmp_path, shape, ours=True), build(tmp_path, shape, ours=False)
     scheduler = ours.scheduler
     pool = scheduler.kv_cache_manager.block_pool
