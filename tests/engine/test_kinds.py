@@ -115,8 +115,10 @@ def virtual(folder: Path) -> Rehearsal:
 def test_a_hybrid_model_is_served_in_whole_blocks_where_vllm_needs_them(tmp_path: Path) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("two pipeline stages need two cores")
-    model, options = random_model(tmp_path / "qwen3-next", QWEN3_NEXT), chosen(tmp_path, "--enforce-eager")
-    with running_server(model, options, log=tmp_path / "server.log", environ=ENVIRON) as url:
+    # Chunks are whole blocks of some hundred tokens there: a probe of fewer than fifty of them tells too little.
+    wide = ("--enforce-eager", "--max-model-len", "20000")
+    model = random_model(tmp_path / "qwen3-next", QWEN3_NEXT)
+    with running_server(model, chosen(tmp_path, *wide), log=tmp_path / "server.log", environ=ENVIRON) as url:
         told = status_after_twice(url)
     block = told["alignment"]
     assert block == told["block_size"]

@@ -73,8 +73,7 @@ def test_the_probe_learnt_a_model_within_its_bounds(server: httpx.Client) -> Non
     told = status(server)
     assert told["policy"] == "optimal"
     assert CostModel(**told["model"]).c0 > 0
-    assert told["probe"]["steps"] <= 65
-    assert told["probe"]["tokens"] <= 3 * (LONGEST + 256)
+    assert told["probe"]["seconds"] <= 120
     assert Path(told["profile"]).exists()
     assert told["counters"]["fallbacks"] == 0
 
