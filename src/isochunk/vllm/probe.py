@@ -22,7 +22,6 @@ logger = logging.getLogger("vllm.isochunk.probe")
 Steps = Sequence[tuple[int, int, float]]  # chunk, history and seconds of each step
 
 PREFIX = "isochunk-probe-"
-_REPEATS = 3
 _MOST_STEPS = 65  # while nothing but the straight line is found
 _MOST_LARGE = 11  # large chunks that carry the history on, few enough that the prompt is sent twice
 # One prompt visits small and large chunks at small, middle and large history. Exponents of the ratio
