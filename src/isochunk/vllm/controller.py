@@ -217,6 +217,7 @@ class Controller:
         Steps before it whose result never came are dropped. With ``learn`` off the step is timed and logged,
         but neither calibrator nor guard see it.
         """
+        self.ended = []
         if all(step.output is not output for step in self._in_flight):
             return None
         while (step := self._in_flight.popleft()).output is not output:

@@ -19,6 +19,7 @@ from isochunk.vllm.controller import Controller
 from isochunk.vllm.prompts import Part
 from isochunk.vllm.session import Session
 from isochunk.vllm.settings import check_engine, chunk_config
+from isochunk.vllm.span import span_attributes
 
 __all__ = ["AsyncScheduler", "Scheduler"]
 
@@ -52,6 +53,7 @@ class NarrowedScheduler:
         self._longest_wait = None if compat.own_schedule(self) else config.least_work_first
         latency = config.max_inter_token_latency
         self._stream_step_s = math.inf if latency is None else latency / stages
+        self._traced = compat.is_traced(self.vllm_config)
         compat.before_busy_loop(_start)
         compat.add_engine_methods({"isochunk_status": _status, "isochunk_totals": _totals, "isochunk_policy": _policy})
 
@@ -85,12 +87,23 @@ class NarrowedScheduler:
         if scheduler_output.total_num_scheduled_tokens:
             with self.isochunk.attempt("timing a step"):
                 self.isochunk.exited(time.monotonic(), scheduler_output)
+            if self._traced:
+                with self.isochunk.attempt("telling the span of a request") as attempt:
+                    attempt.idle = not self._tell_spans()
         return super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
 
     def set_pause_state(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's own `set_pause_state`: what prompts take while the engine pauses is no plan's doing."""
         self.isochunk.controller.paused()
         super().set_pause_state(*args, **kwargs)  # type: ignore[misc]
+
+    def _tell_spans(self) -> int:
+        """Give the requests whose prompts ended in this step what their spans say; how many there were."""
+        controller = self.isochunk.controller
+        for record in controller.ended:
+            if (request := self.requests.get(record.request_id)) is not None:
+                compat.tell_span(request, span_attributes(record, controller.planner.stages))
+        return len(controller.ended)
 
     def _bounds(self) -> compat.Bounds | None:
         """What the next step is held to; None leaves it to vLLM."""

@@ -86,6 +86,11 @@ def select_scheduler(vllm_config: Any, named: Any = None) -> None:
             )
         scheduler.scheduler_cls = over.name_over(cls)
     compat.add_routes()
+    if compat.is_traced(vllm_config):
+        try:
+            compat.add_to_spans()
+        except ConfigError as error:  # spans without plans are no reason to refuse a server
+            logger.warning("isochunk: the spans of requests will not carry their plans: %s", error)
 
 
 def check_engine(vllm_config: Any) -> None:

@@ -10,6 +10,7 @@
 | `scheduling.py` | what the probe needs: how much the cache holds, requests of its own |
 | `ascend.py` | vLLM-Ascend: which one is there, its schedulers, its P nodes |
 | `routes.py` | the HTTP routes and the server's keys |
+| `spans.py` | the span of a request, where vLLM traces |
 | `few_cores.py` | the CPU build with more processes than cores |
 | `no_workers.py` | engines without workers, for rehearsals |
 | `names.py` | every name and signature that a step needs, looked at before the first one |
@@ -46,6 +47,7 @@ from isochunk.vllm.compat.scheduling import (
     probe_request,
     without_prefix_cache,
 )
+from isochunk.vllm.compat.spans import add_to_spans, is_traced, tell_span
 from isochunk.vllm.compat.waiting import (
     adapters_of_running,
     is_paused,
@@ -64,6 +66,7 @@ __all__ = [
     "adapters_of_running",
     "add_engine_methods",
     "add_routes",
+    "add_to_spans",
     "alignment",
     "around_engine_config",
     "ascend_version",
@@ -77,6 +80,7 @@ __all__ = [
     "device_index_of_cpu",
     "has_metrics",
     "is_paused",
+    "is_traced",
     "keep_cores",
     "kv_cache_tokens",
     "least_chunk",
@@ -92,6 +96,7 @@ __all__ = [
     "reorder_waiting",
     "runs_on_cpu",
     "streams_on",
+    "tell_span",
     "token_is_valid",
     "use_executor",
     "vllm_version",
