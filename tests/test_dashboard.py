@@ -1,5 +1,6 @@
 """The dashboard and the alert rules ask only for metrics that exist."""
 
+import contextlib
 import json
 import re
 import shutil
@@ -7,6 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.grafana_schema import faults
 
 DOCS = Path(__file__).parents[1] / "docs"
 NAMES = re.compile(r"\bisochunk_[a-z_]+")
@@ -36,10 +39,63 @@ def test_the_dashboard_is_whole() -> None:
     assert {variable["name"] for variable in dashboard["templating"]["list"]} == {"datasource", "instance"}
 
 
-def test_promtool_takes_the_rules() -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
+@pytest.fixture(scope="module")
+def promtool() -> str:
+    found = shutil.which("promtool")
+    if found is None:
         pytest.skip("promtool is not installed (Debian's package prometheus)")
+    return found
+
+
+def test_grafanas_schema_knows_all_of_the_dashboard() -> None:
+    assert faults(json.loads((DOCS / "grafana.json").read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("panels", 0, "gridPos", "x"), "0"),
+        (("panels", 1, "targets", 0, "expression"), "up"),
+        (("panels", 1, "targets", 0, "expr"), 7),
+        (("panels", 1, "fieldConfig", "defaults", "unit"), True),
+        (("panels", 5, "options", "calculation"), True),
+        (("panels", 5, "options", "colour"), "red"),
+        (("templating", "list", 1, "hide"), "never"),
+        (("refresh",), 30),
+        (("schemaversion",), 38),
+    ],
+)
+def test_what_grafanas_schema_does_not_know_is_found(place: tuple[str | int, ...], value: object) -> None:
+    """The other way round: this check can fail."""
+    dashboard = json.loads((DOCS / "grafana.json").read_text(encoding="utf-8"))
+    inner = dashboard
+    for step in place[:-1]:
+        inner = inner[step] if isinstance(inner, list) else inner.setdefault(step, {})
+    inner[place[-1]] = value
+    with contextlib.suppress(TypeError, ValueError, AttributeError):  # the SDK itself refuses it
+        assert faults(dashboard) != []
+
+
+def test_promtool_takes_every_query_of_the_dashboard(promtool: str, tmp_path: Path) -> None:
+    dashboard = json.loads((DOCS / "grafana.json").read_text(encoding="utf-8"))
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert len(queries) > 15
+    filled = [query.replace("$__rate_interval", "5m").replace("$instance", ".*") for query in queries]
+    assert not any("$" in query for query in filled)
+    rules = [{"record": f"panel:{index}", "expr": query} for index, query in enumerate(filled)]
+    assert check_rules(promtool, tmp_path, rules) == ""
+    assert check_rules(promtool, tmp_path, [*rules, {"record": "panel:broken", "expr": "rate(isochunk_steps_total)"}])
+
+
+def check_rules(promtool: str, folder: Path, rules: list[dict[str, str]]) -> str:
+    """What promtool has against these rules."""
+    path = folder / "rules.yml"
+    path.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+    done = subprocess.run([promtool, "check", "rules", path], capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def test_promtool_takes_the_rules(promtool: str) -> None:
     done = subprocess.run(
         [promtool, "check", "rules", DOCS / "alerts.yml"], capture_output=True, text=True, check=False
     )
