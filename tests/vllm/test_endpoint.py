@@ -1,3 +1,4 @@
+from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
@@ -6,6 +7,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from isochunk.vllm.endpoint import OPEN, IsochunkEndpoint
+from tests.vllm.live.statuses import status
 
 MINE = "6f1e9c2a"
 PROMPTS = [
@@ -20,11 +22,12 @@ class Engine:
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
+        self.status: dict[str, Any] = {"prompts": PROMPTS, "policy": "optimal"}
 
     async def call_utility_async(self, method: str, *args: Any) -> dict[str, Any]:
         self.asked.append((method, *args))
         if method == "isochunk_status":
-            return {"prompts": [dict(prompt) for prompt in PROMPTS], "policy": "optimal"}
+            return deepcopy(self.status)
         return {"policy": args[0], "chunk": args[1]}
 
 
@@ -72,3 +75,14 @@ def test_ids_are_told_to_whoever_knows_them() -> None:
     for guess in ("cmpl", "6f1e", "other-0-0a", "cmpl-", ".*", ""):
         guessed = client.get("/isochunk/status", params={"request_id": guess}).json()["prompts"]
         assert [record["request_id"] for record in guessed] == [None, None, None], guess
+
+
+def test_the_page_is_told_no_ids_either() -> None:
+    whole = status()
+    for number, prompt in enumerate(whole["prompts"]):
+        prompt["request_id"] = f"cmpl-{MINE}-{number}-0a1b2c3d"
+    client, engine = served([])
+    engine.status = whole
+    assert MINE not in client.get("/isochunk/view").text
+    assert client.get("/isochunk/view").json()["status"] == client.get("/isochunk/status").json()
+    assert MINE in client.get("/isochunk/view", params={"request_id": MINE}).text

@@ -10,13 +10,13 @@ import re
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from isochunk.core.planner import Policy
 from isochunk.vllm import compat
 from isochunk.vllm.live.metrics import add_metrics
-from isochunk.vllm.live.routes import live_routes
+from isochunk.vllm.live.routes import live_routes, plain_json
 from isochunk.vllm.virtual.rehearsal import rehearsal_of
 from isochunk.vllm.virtual.routes import rehearsal_routes
 
@@ -45,7 +45,7 @@ class IsochunkEndpoint:
     def attach_router(self, app: FastAPI) -> None:
         """Register the routes."""
         app.include_router(router)
-        app.include_router(live_routes(_call))
+        app.include_router(live_routes(_told))
         add_metrics(app, lambda: _engine(app.state, "isochunk_totals"))
         if (rehearsal := rehearsal_of(os.environ)) is not None:
             app.include_router(rehearsal_routes(rehearsal.channel, authorise))
@@ -98,15 +98,20 @@ async def _call(request: Request, method: str, *args: Any) -> dict[str, Any]:
         raise HTTPException(503, f"the engine did not answer: {error}") from error
 
 
+async def _told(request: Request, method: str, *args: Any) -> dict[str, Any]:
+    """As `_call`, of a status: prompts without the ids of whoever did not name them."""
+    told = await _call(request, method, *args)
+    own = request.query_params.getlist("request_id")
+    return {**told, "prompts": [_shown(record, own) for record in told["prompts"]]}
+
+
 @router.get("/status")
-async def status(request: Request) -> JSONResponse:
+async def status(request: Request) -> Response:
     """Policy, model, last plans with predicted and measured step times, counters.
 
     Prompts are told without their ids, but for those that ``?request_id=`` names (it may be given more than once).
     """
-    told = await _call(request, "isochunk_status")
-    own = request.query_params.getlist("request_id")
-    return JSONResponse({**told, "prompts": [_shown(record, own) for record in told["prompts"]]})
+    return plain_json(await _told(request, "isochunk_status"))
 
 
 @router.get("/health")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 __all__ = ["Part", "PromptLog", "PromptRecord", "Run", "Step"]
@@ -158,5 +158,8 @@ class PromptLog:
         return run.record if run else None
 
     def as_list(self) -> list[dict[str, Any]]:
-        """Finished prompts as plain data, newest last."""
-        return [asdict(record) for record in self._finished]
+        """Finished prompts as plain data, newest last; nothing is added to them any more, so their lists are shared."""
+        return [{name: getattr(record, name) for name in _FIELDS} for record in self._finished]
+
+
+_FIELDS = tuple(each.name for each in fields(PromptRecord))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from isochunk.core.planner import Plan, plan
 __all__ = ["view"]
 
 _TIMELINES = 8
+_INTERVALS = 20_000  # of all timelines: more are no more to be seen, and take a browser long to draw
 _GRID = 24
 
 
@@ -33,7 +36,7 @@ def view(status: Mapping[str, Any]) -> dict[str, Any]:
     model = CostModel(**status["model"]) if status["model"] else None
     prompts = [prompt for prompt in status["prompts"] if prompt["chunks"]]
     return {
-        "timelines": [_timeline(prompt, model, status) for prompt in reversed(prompts[-_TIMELINES:])],
+        "timelines": [_timeline(prompt, model, status) for prompt in _shown(prompts, status["stages"])],
         "steps": [
             list(step)
             for prompt in prompts
@@ -43,6 +46,13 @@ def view(status: Mapping[str, Any]) -> dict[str, Any]:
         ],
         "surface": _surface(model, status, prompts) if model is not None else None,
     }
+
+
+def _shown(prompts: list[Mapping[str, Any]], stages: int) -> list[Mapping[str, Any]]:
+    """The newest prompts, newest first: at least one, and of those of many steps fewer."""
+    shown = prompts[: -_TIMELINES - 1 : -1]
+    intervals = list(accumulate(stages * len(prompt["chunks"]) for prompt in shown))
+    return shown[: max(bisect_right(intervals, _INTERVALS), 1)]
 
 
 def _timeline(prompt: Mapping[str, Any], model: CostModel | None, status: Mapping[str, Any]) -> dict[str, Any]:
