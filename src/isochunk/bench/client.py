@@ -199,9 +199,12 @@ class Server:
         if response.is_error:
             raise trouble.refusal(self.url, path, response)
         try:
-            return dict(response.json())
-        except ValueError as error:
-            raise ServerError(f"{self.url}{path} answered with something that is not a JSON object") from error
+            told = response.json()
+        except ValueError:
+            told = None
+        if not isinstance(told, dict):
+            raise ServerError(f"{self.url}{path} answered with something that is not a JSON object")
+        return told
 
     @asynccontextmanager
     async def _stream(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from isochunk.bench.client import Server
 from isochunk.cli.compare import ApiKeyOption
 from isochunk.cli.output import JsonOption, print_json, print_table
+from isochunk.cli.statuses import ask_status
 from isochunk.vllm.live.explain import explain, words
 
 __all__ = ["explain_command"]
@@ -23,7 +22,7 @@ def explain_command(
     json: JsonOption = False,
 ) -> None:
     """Say in words and numbers why this plan: work, step cost, stages, queue, and what every other cut would take."""
-    told = explain(asyncio.run(_status(url, api_key)), tokens, cached)
+    told = explain(ask_status(url, api_key), tokens, cached)
     if json:
         print_json({**told.as_dict(), "words": words(told)})
         return
@@ -36,8 +35,3 @@ def explain_command(
         ["cut", "steps", "first token, s", "times isochunk's"],
         [[label, str(steps), f"{ttft:.4g}", f"{ttft / told.ttft_s:.2f}"] for label, steps, ttft in rows],
     )
-
-
-async def _status(url: str, api_key: str | None) -> dict[str, Any]:
-    async with Server(url, api_key=api_key) as server:
-        return await server.status()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json as jsonlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from isochunk.bench.client import Server
 from isochunk.cli.compare import ApiKeyOption
 from isochunk.cli.compare_page import short_chunks
 from isochunk.cli.output import need_folder, write_text
+from isochunk.cli.statuses import Status, ask_status, read_status
 from isochunk.core.cost import CostModel
-from isochunk.core.errors import ConfigError
+from isochunk.core.errors import ConfigError, IsochunkError
 from isochunk.core.planner import plan
 from isochunk.report import data
 from isochunk.report.figures import save_timelines
@@ -25,9 +24,7 @@ from isochunk.report.trace import trace
 
 __all__ = ["report_command"]
 
-Status = Mapping[str, Any]
 _COLUMNS = ("prompt", "policy", "tokens", "cached", "chunks", "first token, s", "predicted, s", "vLLM's own size, s")
-_NEEDED = ("prompts", "stages", "model", "max_num_batched_tokens")
 
 
 def report_command(
@@ -50,7 +47,8 @@ def report_command(
         need_matplotlib()
     if (url is None) == (recorded is None):
         raise ConfigError("give either --url of a server or --recorded with a file")
-    status = _read(recorded) if recorded is not None else asyncio.run(_ask(str(url), api_key))
+    status = read_status(recorded) if recorded is not None else ask_status(str(url), api_key)
+    status = {**status, "prompts": [prompt for prompt in status["prompts"] if prompt["chunks"]]}
     if not status["prompts"]:
         raise ConfigError(f"{url or recorded} has no prompt that ended yet: send one and try again")
     where = str(url or recorded)
@@ -64,29 +62,9 @@ def report_command(
         typer.echo(f"wrote {path}")
 
 
-async def _ask(url: str, api_key: str | None) -> Status:
-    async with Server(url, api_key=api_key) as server:
-        return await server.status()
-
-
-def _read(path: Path) -> Status:
-    try:
-        read = jsonlib.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"can't read {path}: {error}") from error
-    if isinstance(read, dict) and isinstance(read.get("samples"), list) and isinstance(read.get("status"), dict):
-        read = {**read["status"], "prompts": [sample["record"] for sample in read["samples"]]}
-    if not isinstance(read, dict) or any(name not in read for name in _NEEDED):
-        raise ConfigError(
-            f"{path} is neither a status of isochunk's nor a comparison: save GET /isochunk/status, or use "
-            "'isochunk compare --save'"
-        )
-    return read
-
-
 def _page(where: str, status: Status) -> data.Page:
-    prompts = [prompt for prompt in status["prompts"] if prompt["chunks"]]
-    rows = [_row(prompt, status) for prompt in prompts]
+    prompts = status["prompts"]
+    rows = [_row(number, prompt, status) for number, prompt in enumerate(prompts, start=1)]
     return data.Page(
         title=f"isochunk: the last {len(rows)} prompts of {where}",
         headline=_headline(prompts),
@@ -100,7 +78,7 @@ def _page(where: str, status: Status) -> data.Page:
 
 
 def _headline(prompts: list[Mapping[str, Any]]) -> str:
-    alone = [p for p in prompts if p["alone"] and p["predicted_ttft_s"]]
+    alone = [p for p in prompts if p["alone"] and p["predicted_ttft_s"] and p["measured_ttft_s"]]
     if not alone:
         return f"{len(prompts)} prompts, none of them alone with a prediction."
     off = sorted(abs(p["predicted_ttft_s"] / p["measured_ttft_s"] - 1) for p in alone)
@@ -121,10 +99,10 @@ def _facts(status: Status) -> dict[str, str]:
     }
 
 
-def _row(prompt: Mapping[str, Any], status: Status) -> tuple[str, ...]:
+def _row(number: int, prompt: Mapping[str, Any], status: Status) -> tuple[str, ...]:
     own = _own(prompt, status)
     return (
-        prompt["request_id"][-12:],
+        (prompt["request_id"] or str(number))[-12:],  # a server tells ids only to whoever names them
         prompt["policy"],
         f"{prompt['tokens']:,}",
         f"{prompt['cached']:,}",
@@ -138,20 +116,22 @@ def _row(prompt: Mapping[str, Any], status: Status) -> tuple[str, ...]:
 def _own(prompt: Mapping[str, Any], status: Status) -> Any:
     if status["model"] is None:
         return None
-    return plan(
-        CostModel(**status["model"]),
-        prompt["tokens"],
-        status["stages"],
-        cached=prompt["cached"],
-        max_chunk=status["max_num_batched_tokens"],
-        policy="fixed",
-    )
+    try:
+        return plan(
+            CostModel(**status["model"]),
+            prompt["tokens"],
+            status["stages"],
+            cached=prompt["cached"],
+            max_chunk=status["max_num_batched_tokens"],
+            policy="fixed",
+        )
+    except IsochunkError:  # a record of a prompt that no plan can be made for is shown without one
+        return None
 
 
 def _timelines(status: Status) -> tuple[data.Timeline, ...]:
     """The longest prompt that ran alone, or else the longest; below what vLLM's own size is predicted to do."""
-    prompts = [prompt for prompt in status["prompts"] if prompt["chunks"]]
-    chosen = max(prompts, key=lambda prompt: (prompt["alone"], prompt["tokens"] - prompt["cached"]))
+    chosen = max(status["prompts"], key=lambda prompt: (prompt["alone"], prompt["tokens"] - prompt["cached"]))
     found = [
         data.Timeline(
             label=f"{chosen['tokens']:,} tokens, {chosen['policy']}",

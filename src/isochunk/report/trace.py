@@ -28,7 +28,11 @@ def trace(status: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         status: what ``GET /isochunk/status`` answers.
     """
-    prompts = [prompt for prompt in status["prompts"] if prompt["chunks"]]
+    prompts = [
+        {**prompt, "request_id": prompt["request_id"] or f"prompt {number}"}  # ids are told to whoever names them
+        for number, prompt in enumerate(status["prompts"], start=1)
+        if prompt["chunks"]
+    ]
     origin = min((prompt["entered_s"][0] for prompt in prompts), default=0.0)
     events = [_name("process_name", _STAGES, 0, "pipeline"), _name("process_name", _REQUESTS, 0, "requests")]
     events += [_name("thread_name", _STAGES, stage, f"stage {stage + 1}") for stage in range(status["stages"])]
