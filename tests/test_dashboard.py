@@ -100,3 +100,51 @@ def test_promtool_takes_the_rules(promtool: str) -> None:
         [promtool, "check", "rules", DOCS / "alerts.yml"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# Samples each minute of an hour: what is well, and then what each rule is for. "0+5x60" grows by 5 a sample.
+WELL = {
+    "isochunk_healthy": "1x60",
+    "isochunk_fallbacks_total": "7x60",
+    "isochunk_harmful_total": "0x60",
+    "isochunk_step_measured_seconds_total": "0+60x60",
+    "isochunk_step_predicted_seconds_total": "0+61x60",
+    "isochunk_stages": "4x60",
+    'isochunk_model_seconds{coefficient="c0"}': "0.005x60",
+    'isochunk_proxy_requests_total{outcome="ok"}': "0+9x60",
+    'isochunk_proxy_requests_total{outcome="failed"}': "3x60",
+    "isochunk_proxy_recomputed_total": "0x60",
+}
+TROUBLE = {
+    "IsochunkIsBroken": {"isochunk_healthy": "1x30 0x30"},
+    "IsochunkFallsBack": {"isochunk_fallbacks_total": "0x50 0+1x10"},
+    "IsochunkPlansDoHarm": {"isochunk_harmful_total": "0+1x60"},
+    "IsochunkMispredicts": {"isochunk_step_measured_seconds_total": "0+90x60"},
+    "IsochunkHasNoModel": {'isochunk_model_seconds{coefficient="c0"}': "_x60"},
+    "IsochunkProxyFails": {'isochunk_proxy_requests_total{outcome="failed"}': "0+1x60"},
+    "IsochunkProxyRecomputes": {"isochunk_proxy_recomputed_total": "0+1x60"},
+}
+
+
+@pytest.mark.parametrize("trouble", [None, *TROUBLE])
+def test_each_alert_fires_for_its_trouble_and_for_no_other(promtool: str, tmp_path: Path, trouble: str | None) -> None:
+    rules = DOCS / "alerts.yml"
+    names = re.findall(r"alert: (\w+)", rules.read_text())
+    assert set(names) == set(TROUBLE)
+    series = {**WELL, **(TROUBLE[trouble] if trouble else {})}
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": f'count(ALERTS{{alertname="{name}",alertstate="firing"}}) or vector(0)',
+                "eval_time": "59m",
+                "exp_samples": [{"labels": "{}", "value": int(name == trouble)}],
+            }
+            for name in names
+        ],
+    }
+    path = tmp_path / "test.yml"
+    path.write_text(json.dumps({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [test]}))
+    done = subprocess.run([promtool, "test", "rules", path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -90,13 +90,19 @@ def _headline(prompts: list[Mapping[str, Any]]) -> str:
 
 def _facts(status: Status) -> dict[str, str]:
     shown = ("version", "policy", "chunk", "stages", "max_num_batched_tokens", "alignment", "source", "drift")
-    facts = {name: str(status.get(name)) for name in shown}
+    facts = {name: _fact(status.get(name)) for name in shown}
     numbers = {name: value for name, value in (status["model"] or {}).items() if isinstance(value, float)}
     return {
         **facts,
         "cost model": ", ".join(f"{name} {value:.3g}" for name, value in numbers.items()) or "none",
         "counters": ", ".join(f"{name} {count}" for name, count in (status.get("counters") or {}).items()),
     }
+
+
+def _fact(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _row(number: int, prompt: Mapping[str, Any], status: Status) -> tuple[str, ...]:
