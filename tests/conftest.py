@@ -26,7 +26,8 @@ class SignsOfLife:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._known: dict[str, float] = dict(config.cache.get(_KNOWN, {})) if config.cache else {}
+        self._cache = getattr(config, "cache", None)  # pytest may run without one
+        self._known: dict[str, float] = dict(self._cache.get(_KNOWN, {})) if self._cache else {}
         self._left: dict[str, float] = {}
         self._total = 0
         self._now = "collecting"
@@ -55,8 +56,8 @@ class SignsOfLife:
 
     def pytest_sessionfinish(self) -> None:
         self._done.set()
-        if self._config.cache is not None:
-            self._config.cache.set(_KNOWN, self._known)
+        if self._cache is not None:
+            self._cache.set(_KNOWN, self._known)
 
     def _talk(self) -> None:
         while not self._done.wait(_EVERY_S):

@@ -1,8 +1,10 @@
-"""vLLM's own spans, exported to a receiver of OTLP: the plan of each request is in its span."""
+"""What people see of a server: spans at a receiver of OTLP, the page in Chromium, metrics, report and explanation."""
 
+import json
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -11,8 +13,13 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed: these tests start real servers")
 
+from typer.testing import CliRunner
+
+from isochunk import CostModel, plan
+from isochunk.cli.app import app
 from isochunk.cli.rehearsed import MODEL_NAME, running_rehearsal
 from isochunk.vllm.virtual.rehearsal import Rehearsal
+from tests.vllm.live.browser import browsing
 
 grpc = pytest.importorskip("grpc")
 service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
@@ -99,3 +106,61 @@ def test_a_span_says_what_the_status_says_of_its_prompt(
     for name in ("predicted_s", "measured_s", "predicted_ttft_s", "measured_ttft_s"):
         assert span[f"isochunk.{name}"] == pytest.approx(record[name], abs=1e-6)
     assert len(record["chunks"]) > 2
+
+
+_SEEN = """({
+  facts: Object.fromEntries([...document.querySelectorAll('dd')].map((each) => [each.dataset.name, each.innerText])),
+  captions: [...document.querySelectorAll('figcaption')].map((each) => each.innerText),
+  headline: byId('headline').innerText,
+  dots: document.querySelector('.dots').getAttribute('d').split('M').length - 1,
+  policy: chosen(),
+})"""
+
+
+def three(value: float) -> str:
+    """As the page writes seconds."""
+    return f"{float(f'{value:.3g}'):g} s"
+
+
+def test_the_page_and_the_metrics_show_what_the_status_says(server: httpx.Client, tmp_path: Path) -> None:
+    server.post("/isochunk/policy", json={"policy": "optimal"})
+    for _ in range(3):
+        body = {"model": MODEL_NAME, "prompt": random.choices(range(100, 40_000), k=20_000), "max_tokens": 1}
+        assert server.post("/v1/completions", json=body).status_code == 200
+    with browsing(tmp_path) as page:
+        page.show(f"{server.base_url}/isochunk")
+        seen = page.run(_SEEN)
+    told = server.get("/isochunk/status").json()
+    assert seen["policy"] == told["policy"] == "optimal"
+    for name, value in told["counters"].items():
+        assert seen["facts"][name] == str(value)
+    for name in ("c0", "c1", "c2", "c3"):
+        assert float(seen["facts"][name]) == pytest.approx(told["model"][name], rel=1e-3)
+    newest = told["prompts"][::-1][: len(seen["captions"])]
+    assert len(newest) >= 3
+    for caption, record in zip(seen["captions"], newest, strict=True):
+        assert caption.startswith(f"{record['tokens']:,} tokens, {record['policy']}, {len(record['chunks'])} chunk")
+        assert three(record["measured_ttft_s"]) in caption
+        assert f"predicted {three(record['predicted_ttft_s'])}" in caption
+    assert f"first token after {three(newest[0]['measured_ttft_s'])}" in seen["headline"]
+    assert seen["dots"] == sum(len(record["chunks"]) for record in told["prompts"])
+    lines = server.get("/metrics").text.splitlines()
+    metrics = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+    for name, value in told["counters"].items():
+        assert metrics[f"isochunk_{name}_total"] == value
+    assert metrics["isochunk_prompts_total"] == told["totals"]["prompts"] == len(told["prompts"])
+    assert metrics["isochunk_step_seconds_sum"] == pytest.approx(told["totals"]["steps"]["sum"])
+
+
+def test_a_report_and_an_explanation_are_made_of_a_running_server(server: httpx.Client, tmp_path: Path) -> None:
+    page, trace = tmp_path / "r.html", tmp_path / "t.json"
+    report = ["report", "--url", str(server.base_url), "-o", str(page), "--trace", str(trace)]
+    assert CliRunner().invoke(app, report).exit_code == 0
+    told = server.get("/isochunk/status").json()
+    assert f"{told['prompts'][-1]['tokens']:,}" in page.read_text()
+    slices = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    prefills = [event for event in slices if event["name"].startswith("prefill")]
+    assert [event["args"]["measured_ttft_s"] for event in prefills] == [p["measured_ttft_s"] for p in told["prompts"]]
+    said = CliRunner().invoke(app, ["explain", "--url", str(server.base_url), "--tokens", "20000", "--json"])
+    chosen = plan(CostModel.of(told["model"]), 20_000, STAGES, max_chunk=8192, block=told["alignment"])
+    assert json.loads(said.output)["chunks"] == list(chosen.chunks)
