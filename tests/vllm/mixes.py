@@ -23,8 +23,11 @@ from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
+from isochunk.core.cost import CostModel
 from isochunk.vllm.testing import BLOCK, Engine, model_output
 from vllm import SamplingParams
+
+from .conftest import MODEL
 
 LIMIT, BLOCKS, LONGEST, DRAFTS = 2048, 500, 4096, 3
 
@@ -105,20 +108,33 @@ class Mix:
     threshold: int = 0
     queue_delay: float | None = None
     latency: float | None = None
+    least_work: float | None = None
     policy: tuple[str, int | None] = ("optimal", None)
+    knows: bool = True  # a model from the start
+    learns: bool = False
+    true: CostModel = MODEL  # what steps take
     arrivals: list[Arrival] = field(default_factory=list)
     pauses: dict[int, PauseState] = field(default_factory=dict)
     resets: dict[int, bool] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, seed: int, shape: Shape) -> "Mix":
+    def make(cls, seed: int) -> "Mix":
+        """The mix of this number; its shape is drawn too."""
         rng = random.Random(seed)
+        shape = rng.choice(SHAPES)
         mix = cls(shape)
         mix.threshold = rng.choice((0, 0, 100, 512, 1500))
         if shape.order == "fcfs":
             mix.queue_delay = rng.choice((None, 0.0))
+            mix.least_work = rng.choice((None, None, None, 0.0, 0.1))
         mix.latency = rng.choice((None, None, 0.03, 0.1))
         mix.policy = rng.choice((("optimal", None),) * 4 + (("first_chunk", None), ("fixed", None), ("fixed", 60)))
+        mix.learns = rng.random() < 0.5
+        mix.knows = not mix.learns or rng.random() < 0.7
+        if mix.learns:
+            mix.true = MODEL.with_costs(
+                *(cost * rng.choice((0.25, 1.0, 1.0, 4.0)) for cost in MODEL.as_dict().values())
+            )
         shared = [rng.randrange(1000) for _ in range(1500)]
         turn = 0
         for number in range(rng.randint(2, 9)):
@@ -148,6 +164,18 @@ class Mix:
         if rng.random() < 0.15:
             mix.resets = {rng.randint(1, 12): not shape.loads and rng.random() < 0.5}
         return mix
+
+
+class Clock:
+    """Time that passes by steps, in place of the scheduler's: without a model behind it they take none of their own."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
 
 
 class Loads(ExampleConnector):  # type: ignore[misc]
@@ -200,10 +228,10 @@ class MixEngine(Engine):
     ) -> None:
         self.mix, self.compare, self.rng = mix, compare, rng
         self.told: dict[str, list[int]] = {}
+        self.clock = Clock()
         self.loading: dict[str, int] = {}
         self.turn = 0
         self.compared = 0
-        self.steps.clear(), self.histories.clear(), self.preempted.clear()
         self.grammars: dict[int, list[Future[Any]]] = {}
         self.scheduler.scheduler_config.long_prefill_token_threshold = mix.threshold
 
@@ -247,7 +275,7 @@ class MixEngine(Engine):
                 block_hasher=self._hasher,
                 priority=arrival.priority,
                 lora_request=adapter,
-                arrival_time=float(arrival.turn),
+                arrival_time=self.clock.now,
                 resumable=streams and at < len(arrival.parts) - 1,
             )
             if arrival.grammar is not None:
@@ -257,6 +285,8 @@ class MixEngine(Engine):
             self.scheduler.add_request(request)
 
     def schedule(self) -> Any:
+        last = (list(self.steps[-1].values()), list(self.histories[-1].values())) if self.steps else ((), ())
+        self.clock.now += self.mix.true.step(*last) * self.rng.lognormvariate(0, 0.03)
         compare = self.compare is not None and self.compared < 4 and self.rng.random() < 0.1
         before = self._state() if compare else {}
         alone = self._alone() if compare else None
