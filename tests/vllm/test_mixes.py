@@ -86,8 +86,10 @@ def test_a_mix_ends_as_with_vllm_alone(seed: int, tmp_path: Path, monkeypatch: p
     controller, scheduler = ours.scheduler.isochunk.controller, ours.scheduler
     assert controller.counters.fallbacks == 0, scheduler.isochunk.health.as_dict()
     assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == BLOCKS - 1
-    assert not controller.log._open and not controller._in_flight
-    assert not scheduler._external._computed and not scheduler._external._answers
+    assert not controller.log._open
+    assert not controller._in_flight
+    assert not scheduler._external._computed
+    assert not scheduler._external._answers
     for arrival in mix.arrivals:
         if arrival.abort is None and len(arrival.parts) == 1:
             assert ours.told[arrival.key] == [token(arrival.key, at) for at in range(arrival.output)], arrival.key

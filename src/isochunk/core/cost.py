@@ -161,7 +161,8 @@ class CostModel:
 
     def step(self, chunks: npt.ArrayLike, histories: npt.ArrayLike) -> float:
         """Seconds of a step with several requests: one chunk and one history of each, shape (requests,)."""
-        return float(self.predict(features(chunks, histories, self)))
+        _, tokens, pairs, read = _sums(chunks, histories, self)
+        return self.c0 + self.c1 * tokens + self.c2 * pairs + self.c3 * read
 
     @overload
     def marginal(self, chunk: float, history: float = 0) -> float: ...
@@ -277,14 +278,25 @@ def features(chunks: npt.ArrayLike, histories: npt.ArrayLike, model: CostModel |
     their coefficients, take the same rows. ``chunks`` and ``histories`` hold one entry a request, shape
     (requests,). Returns shape (4,).
     """
-    c = np.asarray(chunks, dtype=np.float64)
-    h = np.asarray(histories, dtype=np.float64)
-    tokens, pairs = float(c.sum()), float((c * (h + c / 2)).sum())
+    return np.array(_sums(chunks, histories, model))
+
+
+def _sums(
+    chunks: npt.ArrayLike, histories: npt.ArrayLike, model: CostModel | None
+) -> tuple[float, float, float, float]:
+    """`features` in plain numbers: a step has few requests, for which arrays are slow."""
+    tokens = pairs = read = 0.0
+    bend = None if model is None else model.bend
+    numbers = (np.asarray(values, dtype=np.float64).tolist() for values in (chunks, histories))
+    for chunk, history in zip(*numbers, strict=True):
+        tokens += chunk
+        pairs += chunk * (history + chunk / 2)
+        read += history
+        if bend is not None:
+            pairs += bend.pairs(history, history + chunk)
     if model is not None and model.curve is not None:
         tokens = (model.curve.at(tokens) - model.c0) / model.c1
-    if model is not None and model.bend is not None:
-        pairs += float(model.bend.pairs(h, h + c).sum())
-    return np.array([1.0, tokens, pairs, float(h.sum())])
+    return 1.0, tokens, pairs, read
 
 
 def _root(seconds: float, slope: float, curvature: float) -> float:

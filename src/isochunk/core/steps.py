@@ -6,7 +6,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, product
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ from isochunk.core.errors import PlanError
 from isochunk.core.planner import POLICIES, Plan, Policy, align, plan
 
 __all__ = ["Load", "Prefill", "StepPlanner"]
+
+Floats = npt.NDArray[np.float64]
 
 _REMEMBERED_CUTS = 64
 _LIMITED = 16  # sizes tried where the token limit counts
@@ -84,24 +86,30 @@ class Load:
 
     def cost(self, work: float, overhead: float) -> float:
         """``now + _LATER*next`` for steps of ``work`` seconds."""
-        return self._cost(work, overhead, float(self._idle(np.array([work]))[0]))
+        return float(self._costs(np.array([work]), overhead)[0])
 
-    def _cost(self, work: float, overhead: float, idle: float) -> float:
-        stretch, seconds = 1 + overhead / work + idle, work + overhead
-        now = (self.ahead + max(work - self.own, 0.0) / 2) * stretch + (self.stages - 1) * max(seconds, self.before)
-        return now + _LATER * max(self.system * stretch, self.stages * seconds)
+    def _costs(self, works: Floats, overhead: float) -> Floats:
+        stretch, seconds = overhead / works, works + overhead
+        stretch += 1 + self._idle(works) if self.full else 1.0
+        now = np.maximum(works - self.own, 0.0)
+        now *= 0.5
+        now += self.ahead
+        now *= stretch
+        now += (self.stages - 1) * np.maximum(seconds, self.before)
+        now += _LATER * np.maximum(self.system * stretch, self.stages * seconds)
+        return now
 
-    def _idle(self, works: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def _idle(self, works: Floats) -> Floats:
         """Idle seconds of a stage behind steps that the token limit cut short, for each second of work."""
-        if not self.full:
-            return np.zeros(len(works))
-        least, most = np.array(self.full).T
-        short = np.maximum(np.minimum(works[:, None], most) - least, 0.0)
-        gaps = (
-            np.minimum(self.stages - 1, short / self.growth) if self.growth else np.full(short.shape, self.stages - 1)
-        )
-        idle: npt.NDArray[np.float64] = (gaps * short / 2).sum(axis=1) / (self.own * self.count)
-        return idle
+        full = np.array(self.full)
+        short = np.minimum(works[:, None], full[:, 1])
+        short -= full[:, 0]
+        np.maximum(short, 0.0, out=short)
+        if not self.growth:
+            gaps = np.full(short.shape, self.stages - 1.0)
+        else:
+            gaps = np.minimum(short / self.growth, self.stages - 1)
+        return np.asarray(np.einsum("ij,ij->i", gaps, short) / (2 * self.own * self.count))
 
     def work(self, overhead: float) -> float:
         """The work that costs least.
@@ -109,16 +117,17 @@ class Load:
         Without a limit each side of a kink is convex, so it is a kink or the least of some side.
         """
         points = [self.system / self.stages, self.own, self.before - overhead]
-        waits = ((self.ahead, 0.0), (self.ahead - self.own / 2, 0.5))
-        later = ((_LATER * self.system, 0.0), (0.0, _LATER * self.stages))
-        for (ahead, wait), (behind, next_way), way in product(waits, later, (0, self.stages - 1)):
-            if slope := wait + next_way + way:
-                points.append(math.sqrt(overhead * (ahead + behind) / slope))
+        for ahead, wait in ((self.ahead, 0.0), (self.ahead - self.own / 2, 0.5)):
+            for behind, next_way in ((_LATER * self.system, 0.0), (0.0, _LATER * self.stages)):
+                for way in (0, self.stages - 1):
+                    if slope := wait + next_way + way:
+                        points.append(math.sqrt(overhead * (ahead + behind) / slope))
         if self.full:
-            points += np.geomspace(min(self.full)[0], max(points), _LIMITED).tolist()
+            least, most = min(self.full)[0], max(points)
+            factor = (most / least) ** (1 / (_LIMITED - 1))
+            points += [least * factor**step for step in range(_LIMITED)]
         points = [work for work in points if work > 0]
-        idle = self._idle(np.array(points)).tolist()
-        return min(zip(points, idle, strict=True), key=lambda point: self._cost(point[0], overhead, point[1]))[0]
+        return points[int(self._costs(np.array(points), overhead).argmin())]
 
 
 class StepPlanner:

@@ -46,6 +46,11 @@ class Turns:
         self._yielded = False
         self._pause = 0
 
+    @property
+    def bounded(self) -> bool:
+        """Whether there is a bound at all; without one nobody sits a step out."""
+        return self._limit is not None
+
     def aside(self, queue: Sequence[Prefill], begun: int) -> frozenset[str]:
         """Keys of the prompts that sit out the next step; at least one prompt of the queue never does.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -34,6 +34,11 @@ class Prompt:
     def key(self) -> str:
         """The request's id."""
         return self.prefill.key
+
+    def still(self, request: Any, history: int, lacks: int) -> bool:
+        """Whether this is the same request, waiting, with as much to do."""
+        prefill = self.prefill
+        return self.waits and self.request is request and prefill.history == history and prefill.remaining == lacks
 
     @property
     def lacks(self) -> int:
@@ -77,26 +82,35 @@ class Batch:
             left -= prompt.alone
 
 
-def gather(scheduler: Any, hits: compat.PrefixHits, external: compat.ExternalHits) -> Batch:
+def gather(
+    scheduler: Any,
+    hits: compat.PrefixHits,
+    external: compat.ExternalHits,
+    before: Sequence[Prompt] = (),
+    *,
+    timed: bool = True,
+) -> Batch:
     """Walk through vLLM's queues as its next `schedule` will.
 
     Args:
         scheduler: vLLM's.
         hits: what waiting prompts have in the prefix cache.
         external: what a KV connector has of them, if there is one.
+        before: prompts of the step before; those that still wait, with as much to do, are taken over.
+        timed: whether anybody asks how long prompts have waited.
     """
     limit = scheduler.max_num_scheduled_tokens
     threshold = compat.prefill_threshold(scheduler)
     room = compat.most_active(scheduler) - scheduler.num_waiting_for_streaming_input - len(scheduler.running)
     batch = Batch(limit, limit, max(room, 0), threshold)
     adapters = _Adapters(scheduler)
-    now = time.time()
+    now = time.time() if timed else None
     _add_running(scheduler, batch, adapters, now)
-    _add_waiting(scheduler, batch, adapters, hits, external, now)
+    _add_waiting(scheduler, batch, adapters, hits, external, {prompt.key: prompt for prompt in before}, now)
     return batch
 
 
-def _add_running(scheduler: Any, batch: Batch, adapters: _Adapters, now: float) -> None:
+def _add_running(scheduler: Any, batch: Batch, adapters: _Adapters, now: float | None) -> None:
     left, threshold = batch.left, batch.threshold
     for request in scheduler.running:
         computed, placeholders = request.num_computed_tokens, request.num_output_placeholders
@@ -118,8 +132,7 @@ def _add_running(scheduler: Any, batch: Batch, adapters: _Adapters, now: float) 
         else:
             if threshold:
                 alone = min(alone, threshold)
-            prefill = Prefill(request.request_id, computed, lacks, now - request.arrival_time)
-            batch.prompts.append(Prompt(request, prefill, alone, waits=False))
+            batch.prompts.append(Prompt(request, _prefill(request, computed, lacks, now), alone, waits=False))
         left -= alone
     batch.left = left
     batch.begun = len(batch.prompts)
@@ -131,10 +144,11 @@ def _add_waiting(
     adapters: _Adapters,
     hits: compat.PrefixHits,
     external: compat.ExternalHits,
-    now: float,
+    before: Mapping[str, Prompt],
+    now: float | None,
 ) -> None:
-    step, left = scheduler.current_step, batch.left
-    far = external.used or batch.threshold > 0  # every prompt that vLLM's own budget would reach counts then
+    step, left, threshold = scheduler.current_step, batch.left, batch.threshold
+    far = external.used or threshold > 0  # every prompt that vLLM's own budget would reach counts then
     shown: list[Any] = []
     if batch.room:
         adapters.wait(scheduler)
@@ -143,18 +157,25 @@ def _add_waiting(
                 batch.unfit.append(request.request_id)
                 continue
             cached = hits.of(request, step, following=left > 0 and len(shown) < _ANEW)
-            history = external.known(request, cached)
+            history = external.known(request, cached) if external.used else cached
             lacks = request.num_tokens - history
-            alone = min(lacks, batch.threshold or lacks, left)
+            alone = min(lacks, threshold or lacks, left) if left > 0 else 0
             left -= alone
             adapters.add(request)
-            prefill = Prefill(request.request_id, history, lacks, now - request.arrival_time)
-            batch.prompts.append(Prompt(request, prefill, alone, waits=True, cached=cached))
+            prompt = before.get(request.request_id)
+            if prompt is None or now is not None or not prompt.still(request, history, lacks):
+                prompt = Prompt(request, _prefill(request, history, lacks, now), alone, waits=True)
+            prompt.alone, prompt.cached = alone, cached
+            batch.prompts.append(prompt)
             shown.append(request)
             if len(shown) >= batch.room or (len(shown) >= _SHOWN and not (far and left > 0)):
                 break
     hits.keep(len(shown), scheduler.requests)
     batch.more = compat.waiting_behind(scheduler, shown)
+
+
+def _prefill(request: Any, history: int, lacks: int, now: float | None) -> Prefill:
+    return Prefill(request.request_id, history, lacks, 0.0 if now is None else now - request.arrival_time)
 
 
 class _Adapters:

@@ -53,6 +53,7 @@ class Controller:
         drift: typical measured over predicted seconds of the steps that the last attempt to refit looked at.
         tally: sums and histograms of all steps and prompts.
         ended: prompts that had their first token in the last step that came out.
+        due: whether prompts have ended since `refit_due` was asked.
     """
 
     def __init__(self, config: ChunkConfig, planner: StepPlanner, stages: int) -> None:
@@ -74,6 +75,7 @@ class Controller:
         self._in_flight: deque[Step] = deque()
         self._last_refit = 0.0
         self._new_samples = 0
+        self.due = False
         planner.use(config.policy)
 
     def use_policy(self, policy: Policy, chunk: int | None) -> None:
@@ -211,11 +213,11 @@ class Controller:
             self.model, part.prompt, self.planner.stages, cached=part.history, max_chunk=size, policy=policy
         ).ttft_s
 
-    def exited(self, now: float, output: Any, *, learn: bool = True) -> Fit | None:
+    def exited(self, now: float, output: Any, *, learn: bool = True, later: bool = False) -> Fit | None:
         """A step came out of the pipeline; returns the refit that this brought, if any.
 
         Steps before it whose result never came are dropped. With ``learn`` off the step is timed and logged,
-        but neither calibrator nor guard see it.
+        but neither calibrator nor guard see it. With ``later`` a refit waits for `refit_due`.
         """
         self.ended = []
         if all(step.output is not output for step in self._in_flight):
@@ -233,7 +235,8 @@ class Controller:
             self._cold -= 1
         elif step.parts and self._mostly_prefill(step):
             self._learn(step, seconds)
-        refit = self._refit(now) if finished else None
+        self.due = self.due or bool(finished)
+        refit = None if later else self.refit_due(now)
         for record in finished:
             self._judge(record)
         return refit
@@ -262,10 +265,11 @@ class Controller:
             self._calibrator.alarm(raised)
             self._changed("guard")
 
-    def _refit(self, now: float) -> Fit | None:
-        """Refit when enough new steps were measured and the last refit is not too recent."""
+    def refit_due(self, now: float) -> Fit | None:
+        """Refit when prompts have ended, enough new steps were measured and the last refit is not too recent."""
+        due, self.due = self.due, False
         enough = self._new_samples >= (MIN_SAMPLES if self.model is None else MIN_WITH_PRIOR)
-        if not self.config.need_timing or not enough or now - self._last_refit < _REFIT_PAUSE_S:
+        if not due or not self.config.need_timing or not enough or now - self._last_refit < _REFIT_PAUSE_S:
             return None
         self._last_refit = now
         self._new_samples = 0

@@ -49,6 +49,7 @@ class NarrowedScheduler:
         self._hits = compat.PrefixHits(self)
         self._block = compat.alignment(self)
         self._external = compat.ExternalHits(self.connector, self.block_size)
+        self._shown: list[Prompt] = []
         self._turns = Turns(None if compat.own_schedule(self) else config.max_queue_delay)
         self._longest_wait = None if compat.own_schedule(self) else config.least_work_first
         latency = config.max_inter_token_latency
@@ -82,6 +83,13 @@ class NarrowedScheduler:
             self._entered(output)
         return output
 
+    def get_grammar_bitmask(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's own `get_grammar_bitmask`: its engine asks for it when a step has been sent off to the workers."""
+        mask = super().get_grammar_bitmask(*args, **kwargs)  # type: ignore[misc]
+        with self.isochunk.attempt("a refit") as attempt:
+            attempt.idle = not self.isochunk.idle(time.monotonic())
+        return mask
+
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """vLLM's own `update_from_output`, and the time at which the step came out."""
         if scheduler_output.total_num_scheduled_tokens:
@@ -111,7 +119,8 @@ class NarrowedScheduler:
             return None
         if self._longest_wait is not None:
             self._reorder(self._longest_wait)
-        batch = gather(self, self._hits, self._external)
+        batch = gather(self, self._hits, self._external, self._shown, timed=self._turns.bounded)
+        self._shown = list(batch.prompts)
         yielding = self._turns.aside([prompt.prefill for prompt in batch.prompts], batch.begun)
         prompts = [prompt for prompt in batch.prompts if prompt.key not in yielding]
         given, loads = self._shares(prompts, batch, between=bool(yielding))

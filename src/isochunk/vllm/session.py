@@ -53,6 +53,7 @@ class Session:
         self._probing: Probe | None = None
         self.health = Health()
         self._narrator = Narrator(logger)
+        self._idles = False
         self._load()
 
     def start(self, engine: Any) -> None:
@@ -85,11 +86,23 @@ class Session:
             return self._probing.chunk_at(queue[0].key, queue[0].history, so_far)
         return self.controller.tokens(queue, more, beside, between=between, max_seconds=max_seconds)
 
+    def idle(self, now: float) -> bool:
+        """A step is on its way and the engine is about to wait: the time for a refit; whether one was due.
+
+        Where an engine calls this, refits wait for it as long as there are others to serve.
+        """
+        due = self.controller.due
+        self._idles = True
+        self._refitted(self.controller.refit_due(now))
+        return due
+
     def exited(self, now: float, output: Any) -> None:
         """A step came out of the pipeline."""
         controller = self.controller
         alarms, resting = controller.counters.alarms, controller.resting
-        refit = controller.exited(now, output, learn=self._probing is None)
+        later = self._idles and len(self._scheduler.requests) > 1
+        self._idles = False
+        refit = controller.exited(now, output, learn=self._probing is None, later=later)
         if controller.ended and self._probing is None:
             self._narrator.tell(now, controller.ended, controller.tally)
         if controller.counters.alarms > alarms:
@@ -102,10 +115,13 @@ class Session:
                 "the next %d are left to vLLM",
                 controller.resting,
             )
+        self._refitted(refit)
+
+    def _refitted(self, refit: Fit | None) -> None:
         if refit is not None:
             logger.info(
                 "isochunk: steps took %.2f times what was predicted; refitted to %s, %.1f%% off",
-                controller.drift,
+                self.controller.drift,
                 refit.model,
                 100 * refit.error,
             )

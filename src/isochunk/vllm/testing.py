@@ -121,6 +121,8 @@ class Engine:
             sampling = {key for key, request in requests.items() if not request.is_prefill_chunk}
             self._queue.appendleft((output, sampling))
             if new:
+                if not output.has_structured_output_requests:
+                    self.scheduler.get_grammar_bitmask(output)
                 self.steps.append(new)
                 self.histories.append({key: requests[key].num_computed_tokens - new[key] for key in new})
                 self.preempted.append(set(output.preempted_req_ids or ()))

@@ -98,7 +98,7 @@ def waiting_behind(scheduler: Any, shown: Sequence[Any]) -> int:
     if hasattr(scheduler, "kv_holding_waiting"):
         deferred = scheduler.deferred_waiting
         total = len(scheduler.kv_holding_waiting) + len(scheduler.waiting)
-        blocked = len(deferred) - sum(request in deferred for request in shown)
+        blocked = len(deferred) - sum(request in deferred for request in shown) if deferred else 0
         return int(max(total - len(shown) - blocked, 0))
     ready = _ready(scheduler)
     skipped = sum(map(ready, scheduler.skipped_waiting))
