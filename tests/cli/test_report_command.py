@@ -1,5 +1,7 @@
 import copy
 import json
+import re
+from itertools import pairwise
 
 import pytest
 from typer.testing import CliRunner
@@ -183,3 +185,18 @@ def test_every_length_is_explained(tokens, stages):
     told = json.loads(again.output)
     assert sum(told["chunks"]) == tokens
     assert told["ttft_s"] <= min(each["ttft_s"] for each in told["alternatives"] if "fixed" in each["label"]) * 1.0001
+
+
+def test_a_report_of_ten_thousand_steps_has_each_and_few_shapes(tmp_path):
+    saved, page = tmp_path / "status.json", tmp_path / "r.html"
+    told = status(stages=16, prompts=32, tokens=440_000)
+    saved.write_text(json.dumps(told))
+    assert run("report", "--recorded", saved, "-o", page).exit_code == 0
+    text = page.read_text()
+    steps = sum(len(prompt["chunks"]) for prompt in told["prompts"])
+    assert steps > 9000
+    assert text.count("<path") + text.count("<use") < 100
+    moves = [path.count("M ") for path in re.findall(r'<path[^>]* d="([^"]*)"', text)]
+    assert steps in moves  # the dots
+    bars = 16 * len(told["prompts"][0]["chunks"])
+    assert any(one + other == bars for one, other in pairwise(moves))  # of the two shades

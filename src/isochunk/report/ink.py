@@ -80,6 +80,7 @@ def drawing() -> Iterator[None]:
     style: dict[str, Any] = {
         "svg.fonttype": "none",  # text stays text: searchable, and in the page's own font
         "svg.hashsalt": "isochunk",
+        "path.simplify": False,  # a dot is a line of no length
         "font.size": 10,
         "text.color": INK,
         "axes.labelcolor": MUTED,
