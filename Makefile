@@ -31,12 +31,14 @@ demo: $(VENV)/.ready
 demo-pd: $(VENV)/.ready
 	$(BIN)/isochunk demo --pd
 
+# Its second line: tests/vllm on the oldest and the newest vLLM, whose Python files (22 MB) are loaded once.
 test: $(VENV)/.ready lint
 	$(BIN)/python -m pytest
+	$(BIN)/python -m tests.versions --ends --go-on --jobs 2
 
-# tests/vllm on the oldest and the newest vLLM: downloads two wheels once, then some minutes.
+# All seven other versions, one after the other: about 15 minutes.
 test-versions: $(VENV)/.ready
-	$(BIN)/python -m tests.versions --ends --jobs 2
+	$(BIN)/python -m tests.versions
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -22,14 +22,19 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from isochunk.core.cost import CostModel
+from isochunk.vllm.compat import vllm_version
 from isochunk.vllm.testing import BLOCK, Engine, model_output
+from isochunk.vllm.versions import NEWEST, minor
 from vllm import SamplingParams
 
 from .conftest import MODEL
 
 LIMIT, BLOCKS, LONGEST, DRAFTS = 2048, 500, 4096, 3
+# From 0.33 on, the next part of a stream that comes while drafts are on their way ends in an assertion of vLLM's own.
+STREAMS_BESIDE_DRAFTS = (minor(vllm_version()) or NEWEST) < (0, 33)
 
 
 @dataclass(frozen=True)
@@ -140,6 +145,8 @@ class Mix:
         for number in range(rng.randint(2, 9)):
             turn += rng.choice((0, 0, 1, 3, 8))
             streams = 1 if shape.loads or rng.random() < 0.9 else rng.randint(2, 3)
+            if shape.drafts and not STREAMS_BESIDE_DRAFTS:
+                streams = 1
             parts = [rng.choices(range(1000), k=rng.choice((20, 300, 900, 2500)) // streams) for _ in range(streams)]
             # With loads nothing is shared: what vLLM serves in a step is in the cache for those behind in the same one.
             parts[0] = shared[: rng.choice((0, 0, 200, 1400)) * (not shape.loads)] + parts[0]
@@ -202,7 +209,7 @@ def _kind(request_id: str) -> int:
     return int(request_id.rsplit("-", 1)[1]) % 3
 
 
-class Grammar:
+class Grammar(StructuredOutputGrammar):  # type: ignore[misc]  # 0.26 to 0.28 ask for one of these
     """Takes any token."""
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
@@ -213,6 +220,15 @@ class Grammar:
 
     def is_terminated(self) -> bool:
         return False
+
+    def rollback(self, num_tokens: int) -> None:
+        pass
+
+    def fill_bitmask(self, bitmask: Any, batch_index: int) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
 
 
 def token(request_id: str, position: int) -> int:

@@ -81,6 +81,8 @@ def test_every_step_of_a_random_trace_is_the_same(
 def test_the_plugin_makes_the_steps_that_are_simulated(
     make_engine: Callable[..., Engine], policy: str, chunk: int | None, blocks: int, stages: int
 ) -> None:
+    if blocks < 20000 and (minor(vllm_version()) or NEWEST) < (0, 31):
+        pytest.skip("whoever was passed over goes before whoever is preempted after it, until vLLM 0.30")
     deployment = Deployment(
         models=(MODEL,) * stages, max_tokens=2048, max_seqs=64, kv_tokens=blocks * BLOCK, block=BLOCK
     )

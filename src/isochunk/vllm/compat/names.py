@@ -94,6 +94,7 @@ REQUEST = (
     "skip_reading_prefix_cache",
     "status",
     "structured_output_request",
+    "trace_headers",
 )
 
 
