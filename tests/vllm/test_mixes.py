@@ -23,6 +23,8 @@ from .mixes import BLOCKS, LIMIT, Mix, MixEngine, Shape, token
 
 FIRST, END = ([0] + [int(number) for number in os.environ.get("ISOCHUNK_MIXES", "300").split("-")])[-2:]
 ON = {"enabled": True}
+# Until 0.30, where a prompt that is held back stands before a load, the load starts a step later (docs/versions.md).
+HELD_END_THE_SCAN = (minor(vllm_version()) or NEWEST) < (0, 31)
 
 
 def build(folder: Path, shape: Shape, *, ours: bool) -> MixEngine:
@@ -59,7 +61,8 @@ def compared(mix: Mix) -> Callable[[dict[str, Any], dict[str, Any]], None]:
                 assert mine.get(key, 0) >= served[key], where
         if mix.least_work is not None:
             return  # another order
-        assert set(alone["loading"]) <= set(ours["loading"]), where
+        if not HELD_END_THE_SCAN:
+            assert set(alone["loading"]) <= set(ours["loading"]), where
         prompts = {key: new for key, new in served.items() if key not in before["decodes"]}
         held_back = [key for key, new in prompts.items() if new == before["threshold"] < before["lacks"][key]]
         if held_back and mix.queue_delay is None and mix.latency is None and mix.policy != ("fixed", None):
