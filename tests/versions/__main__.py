@@ -23,6 +23,10 @@ def main() -> int:
         from tests.versions.ascend import run_ascend
 
         return run_ascend(options.ascend, options.versions or ["v0.23.0", "main"])
+    if options.server:
+        from tests.versions.server import run_servers
+
+        return run_servers(options.versions or ["0.27.1", "0.30.0"])
     versions = ENDS if options.ends else tuple(options.versions or VERSIONS)
     outcomes: list[Outcome] = []
     missing: list[str] = []
@@ -78,6 +82,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ends", action="store_true", help="the oldest and the newest only, as 'make test' does")
     parser.add_argument(
         "--go-on", action="store_true", help="say what the registry does not give, and fail for what failed only"
+    )
+    parser.add_argument(
+        "--server", action="store_true", help="instead: a whole server on virtual stages, of the versions 0.27 to 0.32"
     )
     parser.add_argument("--jobs", type=int, default=1, help="versions tested at the same time")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into this page of the docs")
