@@ -53,6 +53,7 @@ def answer(version: str) -> None:
     from isochunk.cli.rehearsed import MODEL_NAME, running_rehearsal
     from isochunk.vllm.virtual.rehearsal import Rehearsal
 
+    log = default_folder() / "vllm-whole" / f"{version}.log"
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         costs = folder / "costs.json"
@@ -60,7 +61,7 @@ def answer(version: str) -> None:
         rehearsal = Rehearsal(profile=str(costs), speed=4.0)
         environ = {**os.environ, "ISOCHUNK_OPEN_POLICY": "1", "ISOCHUNK_CACHE": str(folder / "cache")}
         with (
-            running_rehearsal(rehearsal, _OPTIONS, stages=4, log=folder / "log", environ=environ) as url,
+            running_rehearsal(rehearsal, _OPTIONS, stages=4, log=log, environ=environ) as url,
             httpx.Client(base_url=url, timeout=120) as client,
         ):
             prompt = random.Random(0).choices(range(1000), k=_TOKENS)

@@ -23,7 +23,9 @@ def test_the_installed_version_is_one_of_those_isochunk_is_made_for() -> None:
         ("0.33.0rc2", None),
         ("0.34.0", "newer"),
         ("1.0.0", "newer"),
+        ("1.0rc1", "newer"),
         ("dev", "no release"),
+        ("0.1.dev5+g123", "no release"),
         ("0.0.0.dev1+g123", "no release"),
     ],
 )

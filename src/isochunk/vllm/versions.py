@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 __all__ = ["NEWEST", "OLDEST", "minor", "supported", "unknown"]
 
 OLDEST = (0, 23)
 NEWEST = (0, 33)
+_CHECKOUTS = ("0.0.", "0.1.dev")  # as builds name themselves where no tag is in sight
 
 
 def minor(version: str) -> tuple[int, int] | None:
-    """(0, 32) of "0.32.1+cpu"; None of what is no release (a build from a checkout)."""
-    parts = version.split("+", maxsplit=1)[0].split(".")
-    if len(parts) < 2 or not all(part.isdigit() for part in parts[:2]) or version.startswith("0.0."):
+    """(0, 32) of "0.32.1+cpu", (1, 0) of "1.0rc1"; None of what is no release (a build from a checkout)."""
+    found = re.match(r"v?(\d+)\.(\d+)", version)
+    if found is None or version.startswith(_CHECKOUTS):
         return None
-    return int(parts[0]), int(parts[1])
+    return int(found[1]), int(found[2])
 
 
 def supported() -> str:

@@ -203,6 +203,7 @@ def _done(result: Any) -> Future[Any]:
 
 # What the engine asks of every worker, and what one without a device answers.
 _NOTHING_TO_DO: dict[str, Any] = {
+    "supports_draft_weight_updates": False,  # asked by 0.28 to 0.30 of every engine that starts
     "get_supported_tasks": ("generate",),
     "check_health": None,
     "set_kv_cache_layout": None,
