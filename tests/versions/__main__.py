@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from tests.versions.matrix import Outcome, run_tests
@@ -31,7 +32,7 @@ def main() -> int:
     outcomes: list[Outcome] = []
     missing: list[str] = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        for of in pool.map(_one, versions):
+        for of in pool.map(partial(_one, few=options.ends), versions):
             if isinstance(of, str):
                 missing.append(of)
             else:
@@ -56,15 +57,15 @@ def table(outcomes: list[Outcome]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def _one(version: str) -> Outcome | str:
+def _one(version: str, *, few: bool) -> Outcome | str:
     try:
         folder = python_files(version)
     except NotThereError as error:
         return str(error)
     print(f"{version}: tests/vllm", flush=True)
     # A part of the random schedules and mixes: they are run in full on the installed version.
-    environ = {"ISOCHUNK_SCHEDULES": "60", "ISOCHUNK_MIXES": "120"}
-    outcome = run_tests(version, [folder], environ={name: os.environ.get(name, few) for name, few in environ.items()})
+    parts = {"ISOCHUNK_SCHEDULES": "20" if few else "60", "ISOCHUNK_MIXES": "20" if few else "120"}
+    outcome = run_tests(version, [folder], environ={name: os.environ.get(name, part) for name, part in parts.items()})
     result = "passed" if outcome.ok else f"{len(outcome.failed)} FAILED"
     print(f"{version}: {result}, {outcome.passed} passed, {outcome.seconds:.0f} s", flush=True)
     return outcome
