@@ -75,7 +75,6 @@ def test_many_at_once_each_get_their_own_answer(nodes: Deployment) -> None:
     assert prompt_tokens(nodes.decode)["local_compute"] - before <= len(prompts)
 
 
-@pytest.mark.xfail(reason="through the proxy the node's status does not tell the client its prompt: open", strict=False)
 @pytest.mark.parametrize("through_the_proxy", [False, True])
 def test_the_prefill_node_is_calibrated_directly_and_through_the_proxy(
     nodes: Deployment, through_the_proxy: bool

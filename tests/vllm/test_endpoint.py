@@ -77,6 +77,23 @@ def test_ids_are_told_to_whoever_knows_them() -> None:
         assert [record["request_id"] for record in guessed] == [None, None, None], guess
 
 
+@pytest.mark.parametrize("kind", ["cmpl-{}-0-0a1b2c3d", "chatcmpl-{}-0a1b2c3d", "{}"])
+@pytest.mark.parametrize(
+    ("said", "given"),
+    [
+        (MINE, f"{MINE}-4f0c92a1b7de-1"),  # what the client sent, and what the proxy made of it for its first try
+        (MINE, f"{MINE}-4f0c92a1b7de-12"),
+        (f"{MINE}-4f0c92a1b7de", f"{MINE}-4f0c92a1b7de-1"),  # what the proxy's answer said
+        ("0" * 32, f"{'0' * 32}-1"),  # of a client that sent none
+    ],
+)
+def test_a_client_of_the_proxy_is_told_its_id_by_the_prefill_node(kind: str, said: str, given: str) -> None:
+    client, engine = served([])
+    engine.status = {"prompts": [{"request_id": kind.format(given)}, {"request_id": kind.format(f"5-{given}")}]}
+    named = client.get("/isochunk/status", params={"request_id": said}).json()["prompts"]
+    assert [record["request_id"] for record in named] == [kind.format(given), None]
+
+
 def test_the_page_is_told_no_ids_either() -> None:
     whole = status()
     for number, prompt in enumerate(whole["prompts"]):

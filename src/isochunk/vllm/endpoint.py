@@ -78,9 +78,15 @@ def _may_change(request: Request) -> None:
 
 
 def _shown(record: dict[str, Any], own: list[str]) -> dict[str, Any]:
-    """A prompt's record, with its request's id only for whoever knows it: proxy and vLLM add to what a client sent."""
+    """A prompt's record, with its request's id only for whoever knows it.
+
+    To what a client sent the proxy adds a suffix and the number of the try; vLLM adds a kind before it, and behind it
+    the number of the prompt and a suffix of its own.
+    """
     known = any(
-        re.fullmatch(rf"([a-z]+-)?{re.escape(name)}(-[0-9a-f]{{12}})?(-\d+)?(-[0-9a-f]{{8}})?", record["request_id"])
+        re.fullmatch(
+            rf"([a-z]+-)?{re.escape(name)}(-[0-9a-f]{{12}})?(-\d+){{0,2}}(-[0-9a-f]{{8}})?", record["request_id"]
+        )
         for name in own
     )
     return record if known else {**record, "request_id": None}
