@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from isochunk.core.cost import CostModel
 from isochunk.core.planner import law_target
-from isochunk.core.steps import Load, Prefill, StepPlanner
+from isochunk.core.steps import Arrivals, Load, Prefill, StepPlanner
 
 MODEL = CostModel(0.0261, 6.03e-6, 6.5e-10, 5.39e-7)
 
@@ -149,3 +149,31 @@ def test_a_nearly_ended_prompt_is_ended_rather_than_left_with_a_sliver():
             cut += 1
             assert MODEL.marginal(first - size, size) > 0.09 * MODEL.work(0, size)
     assert cut > 20
+
+
+def test_prompts_alike_are_served_in_whole_prompts_or_equal_parts() -> None:
+    load = Load(stages=4, ahead=10.0, own=4.0, system=20.0)
+    assert load.aligned(5.0, 0.05, 4.0) in (4.0, 8.0)
+    assert load.aligned(1.7, 0.05, 4.0) in (2.0, 4.0 / 3)
+    assert load.aligned(4.0, 0.05, 4.0) == 4.0
+
+
+def test_the_more_come_one_for_one_the_longer_the_steps() -> None:
+    def step(rounds: int) -> int:
+        law = StepPlanner(stages=2, max_chunk=8192)
+        for arrival in range(4 * rounds + 1):
+            queue = [Prefill(f"r{arrival + at}", 0, 1000) for at in range(4)]
+            for _ in range(2):  # to be asked twice changes nothing
+                tokens = law.tokens(model, queue, in_flight=[0.01])
+        return tokens
+
+    model = CostModel(1e-3, 1e-6, 0.0)
+    assert step(0) <= step(1) <= step(3)
+    assert step(3) == step(30)
+
+
+def test_arrivals_that_find_other_numbers_waiting_are_no_loop() -> None:
+    arrivals = Arrivals()
+    queue = [Prefill(f"r{at}", 0, 1000) for at in range(8)]
+    assert [arrivals.rounds(queue[:shown], shown) for shown in (3, 5, 2, 8, 8)] == [0.0] * 5
+    assert arrivals.rounds([*queue[1:], Prefill("next", 0, 1000)], 8) == 1 / 8

@@ -21,9 +21,10 @@ Floats = npt.NDArray[np.float64]
 
 _REMEMBERED_CUTS = 64
 _LIMITED = 16  # sizes tried where the token limit counts
-# The law's two constants, chosen on the train seeds of benchmarks/load_study.py; from half to twice either, the mean
+# The law's three constants, chosen on the train seeds of benchmarks/load_study.py; from half to twice each, the mean
 # of their cases changes by less than 1%.
 _LATER = 0.5  # rounds of prompts to come that count beside those that are here
+_LASTING = 1.5  # the same, at most, where prompts alike come one for one
 _WHOLE = 0.1  # of a prompt or a step: less than that is neither left of a prompt nor begun of the next
 
 
@@ -54,12 +55,13 @@ class Load:
 
         now  = ahead*v + max(x - own, 0)/2*v + (P-1)*max(T, before)
 
-    A prompt that comes next finds all that is here on one stage, or a step of its own on each:
+    A prompt that comes next finds all that is here on one stage, or has its own way through all of them:
 
-        next = max(system*v, P*T)
+        next = max(system*v, max(own, x)*v + (P-1)*T)
 
-    The law's step is the one for which ``now + _LATER*next`` is least. For one prompt that nobody follows that is
-    `law_target`, and for a stream without end a step as long as keeps every stage busy, ``x = system/P``.
+    The law's step is the one for which ``now + later*next`` is least. For one prompt that nobody follows that is
+    `law_target`, and for a stream without end of prompts as long as a step or shorter one that keeps every stage
+    busy, ``x = system/P``.
 
     The token limit may cut the first steps of a long prompt short; then up to P-1 stages stand idle at each of them,
     which stretches all work too.
@@ -73,6 +75,7 @@ class Load:
         full: of each prompt longer than the token limit, the work of a full step at its start, and at its end.
         growth: work by which each full step of a prompt exceeds the one before.
         count: prompts of which ``full`` are the long ones.
+        later: rounds of prompts to come that count.
     """
 
     stages: int
@@ -83,20 +86,24 @@ class Load:
     full: Sequence[tuple[float, float]] = ()
     growth: float = 0.0
     count: int = 1
+    later: float = _LATER
 
     def cost(self, work: float, overhead: float) -> float:
-        """``now + _LATER*next`` for steps of ``work`` seconds."""
+        """``now + later*next`` for steps of ``work`` seconds."""
         return float(self._costs(np.array([work]), overhead)[0])
 
     def _costs(self, works: Floats, overhead: float) -> Floats:
         stretch, seconds = overhead / works, works + overhead
         stretch += 1 + self._idle(works) if self.full else 1.0
-        now = np.maximum(works - self.own, 0.0)
+        together = np.maximum(works, self.own)
+        now = together - self.own
         now *= 0.5
         now += self.ahead
         now *= stretch
         now += (self.stages - 1) * np.maximum(seconds, self.before)
-        now += _LATER * np.maximum(self.system * stretch, self.stages * seconds)
+        together *= stretch
+        together += (self.stages - 1) * seconds
+        now += self.later * np.maximum(self.system * stretch, together)
         return now
 
     def _idle(self, works: Floats) -> Floats:
@@ -116,10 +123,12 @@ class Load:
 
         Without a limit each side of a kink is convex, so it is a kink or the least of some side.
         """
-        points = [self.system / self.stages, self.own, self.before - overhead]
+        gaps, later = self.stages - 1, self.later
+        points = [self.system / self.stages, (self.system - self.own) / gaps, self.own, self.before - overhead]
+        nexts = ((later * self.system, 0.0), (later * self.own, later * gaps), (0.0, later * self.stages))
         for ahead, wait in ((self.ahead, 0.0), (self.ahead - self.own / 2, 0.5)):
-            for behind, next_way in ((_LATER * self.system, 0.0), (0.0, _LATER * self.stages)):
-                for way in (0, self.stages - 1):
+            for behind, next_way in nexts:
+                for way in (0, gaps):
                     if slope := wait + next_way + way:
                         points.append(math.sqrt(overhead * (ahead + behind) / slope))
         if self.full:
@@ -128,6 +137,35 @@ class Load:
             points += [least * factor**step for step in range(_LIMITED)]
         points = [work for work in points if work > 0]
         return points[int(self._costs(np.array(points), overhead).argmin())]
+
+    def aligned(self, work: float, overhead: float, prompt: float) -> float:
+        """``work`` as whole prompts of ``prompt`` seconds each, or as an equal part of one, whichever costs less."""
+        if work >= prompt:
+            near = [prompt * math.floor(work / prompt), prompt * math.ceil(work / prompt)]
+        else:
+            near = [prompt / math.floor(prompt / work), prompt / math.ceil(prompt / work)]
+        return min(near, key=lambda size: self.cost(size, overhead))
+
+
+class Arrivals:
+    """For how many rounds prompts have come one for one, so that each found as many waiting as the one before.
+
+    Such a loop has no end in sight. To look twice at the same queue changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._waiting = 0
+        self._alike = 0
+
+    def rounds(self, queue: Sequence[Prefill], waiting: int) -> float:
+        """Rounds of the ``waiting`` prompts, of which ``queue`` shows the first."""
+        keys = {prompt.key for prompt in queue}
+        if new := len(keys - self._known):
+            self._alike = self._alike + new if waiting == self._waiting else 0
+            self._waiting = waiting
+        self._known = keys
+        return self._alike / waiting
 
 
 class StepPlanner:
@@ -169,6 +207,7 @@ class StepPlanner:
         self.fixed_chunk = max_chunk
         self._cuts: OrderedDict[str, tuple[Plan, dict[int, int]]] = OrderedDict()
         self._varied = 0
+        self._arrivals = Arrivals()
 
     def use(self, policy: Policy, chunk: int | None = None) -> None:
         """Switch the policy; ``chunk`` is the fixed size, and the first chunk of ``first_chunk``."""
@@ -293,11 +332,19 @@ class StepPlanner:
         """Tokens of the law's step: the queue in order, up to the law's time."""
         head = queue[0]
         reading = model.step_cost(head.history, head.history + head.remaining) - model.c0
-        load = self._load(model, queue, more, in_flight)
-        work = load.work(model.c0 + other_seconds + reading)
+        rounds, alike = self._arrivals.rounds(queue, len(queue) + more), _alike(queue)
+        later = min(max(_LATER, rounds), _LASTING) if alike else _LATER
+        load = self._load(model, queue, more, in_flight, later)
+        overhead = model.c0 + other_seconds + reading
+        work = load.work(overhead)
+        if alike:
+            last = queue[-1]  # not begun, where others wait before it
+            work = load.aligned(work, overhead, model.work(last.history, last.history + last.remaining))
         return self._fill(model, queue, work + model.c3 * head.history, work)
 
-    def _load(self, model: CostModel, queue: Sequence[Prefill], more: int, in_flight: Sequence[float]) -> Load:
+    def _load(
+        self, model: CostModel, queue: Sequence[Prefill], more: int, in_flight: Sequence[float], later: float
+    ) -> Load:
         limit = self.max_chunk
         ends = [(prompt.history, prompt.history + prompt.remaining) for prompt in queue]
         works = [model.work(start, end) for start, end in ends]
@@ -313,6 +360,7 @@ class StepPlanner:
             full=[(model.work(start, start + limit), model.work(end - limit, end)) for start, end in long],
             growth=model.c2 * limit**2,
             count=len(queue),
+            later=later,
         )
 
     def _fill(self, model: CostModel, queue: Sequence[Prefill], seconds: float, step: float = 0.0) -> int:
@@ -341,3 +389,9 @@ class StepPlanner:
                 break
             return total + min(align(prompt.history, size, room, self.block), prompt.remaining)
         return max(total, 1)
+
+
+def _alike(queue: Sequence[Prefill]) -> bool:
+    """Whether prompts have as many tokens left as each other, but for the first, which may have been begun."""
+    left = [prompt.remaining for prompt in queue[1:]] or [queue[0].remaining]
+    return max(left) <= (1 + _WHOLE) * min(left) and queue[0].remaining <= (1 + _WHOLE) * max(left)
