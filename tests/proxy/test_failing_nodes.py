@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -70,9 +71,11 @@ FAULTS: list[dict[str, Any]] = [
     {"status": 429},
     {"status": 500},
     {"status": 503, "share": 0.6},
+    {"status": 307},
     {"empty": True},
     {"hang": True},
 ]
+DECODE_FAULTS = [*FAULTS, {"error_event": 0}, {"slow_s": 0.1}]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
@@ -89,7 +92,7 @@ def test_a_failing_p_node_loses_its_traffic(start: Start, fault: dict[str, Any])
     until(proxy.is_idle)
 
 
-@pytest.mark.parametrize("fault", [*FAULTS, {"error_event": 0}], ids=str)
+@pytest.mark.parametrize("fault", DECODE_FAULTS, ids=str)
 def test_a_failing_d_node_loses_its_traffic_and_costs_few_prefills(start: Start, fault: dict[str, Any]) -> None:
     prefill = start.node("prefill", "--delay", "0.02")
     nodes = [start.node("decode") for _ in range(2)]
@@ -100,16 +103,21 @@ def test_a_failing_d_node_loses_its_traffic_and_costs_few_prefills(start: Start,
     until(proxy.is_idle)
 
 
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_a_node_killed_in_the_middle_costs_what_it_had(start: Start, role: str) -> None:
+def test_a_node_killed_or_stopped_in_the_middle_costs_what_it_had(start: Start, role: str, end: signal.Signals) -> None:
     nodes = {name: [start.node(name, "--delay", "0.02")] for name in ("prefill", "decode")}
     nodes[role].append(start.node(role, "--delay", "0.02"))
-    proxy = start.proxy(nodes["prefill"], nodes["decode"])
+    waits = ("--prefill-timeout", "2", "--first-token-timeout", "2", "--silence-timeout", "2")
+    proxy = start.proxy(nodes["prefill"], nodes["decode"], *waits)
     with ThreadPoolExecutor(1) as pool:
         part = pool.submit(run, proxy)
         until(lambda: nodes[role][0].state()["requests"] > 50)
-        nodes[role][0].kill()
+        before = nodes["prefill"][0].state()["prefills"]  # at least so many: a dead one can't be asked
+        nodes[role][0].signal(end)
         assert part.result() >= 0.99
+    well = nodes["prefill"][1:] if role == "prefill" else nodes["prefill"]
+    assert sum(node.state()["prefills"] for node in well) <= 1.1 * REQUESTS - (before if role == "prefill" else 0)
 
 
 def test_three_bad_p_nodes_of_four_fail_nobody(start: Start) -> None:

@@ -306,6 +306,26 @@ def test_what_is_not_http_gets_400(open_proxy: Proxy, request_line: bytes) -> No
     assert status(raw.rest()) == 400
 
 
+@pytest.mark.parametrize(
+    ("version", "headers", "status"),
+    [
+        (b"1.1", b"Host: a\r\nHost: b\r\n", b"400"),
+        (b"1.1", b"Transfer-Encoding: gzip, chunked\r\n", b"400"),
+        (b"1.0", b"Transfer-Encoding: chunked\r\n", b"400"),
+        (b"2.0", b"", b"505"),
+        (b"0.9", b"", b"505"),
+    ],
+)
+def test_what_another_server_may_read_otherwise_is_refused(
+    open_proxy: Proxy, version: bytes, headers: bytes, status: bytes
+) -> None:
+    raw = Raw(open_proxy)
+    raw.send(b"GET /health HTTP/" + version + b"\r\n" + headers + b"\r\n0\r\n\r\nGET /version HTTP/1.1\r\n\r\n")
+    answer = raw.rest()
+    assert answer.startswith(b"HTTP/1.1 " + status)
+    assert answer.count(b"HTTP/1.1 ") == 1  # what follows is no request
+
+
 def test_a_target_with_its_origin_is_a_path(open_proxy: Proxy) -> None:
     raw = Raw(open_proxy)
     raw.send(b"GET http://anything:80/health HTTP/1.1\r\nHost: anything\r\n\r\n")

@@ -20,6 +20,7 @@ from isochunk.proxy.fleet import Fleet
 from isochunk.proxy.metrics import Metrics
 from isochunk.proxy.relay import Relay
 from isochunk.proxy.specs import Nodes, check_nodes, is_here
+from isochunk.proxy.stored import Stored
 from isochunk.proxy.trail import Judge
 from isochunk.proxy.upstream import Upstream, end_to_end
 
@@ -59,6 +60,7 @@ class Proxy:
         exchange, judge = Exchange(self.upstream), Judge(self.fleet.pools, self.metrics, config.attempts)
         self.relay = Relay(config, self.fleet, exchange, self.metrics, judge)
         self._alone = Alone(config, self.fleet, exchange, judge)
+        self._stored = Stored(config, self.fleet, self.upstream)
         key = config.api_key
         self._routes = {
             "/v1/completions": _Route("POST", self.relay.serve, key),
@@ -89,7 +91,7 @@ class Proxy:
         Raises:
             ProxyError: what it gets in place of an answer.
         """
-        route = self._routes.get(client.path)
+        route = self._routes.get(client.path) or self._kept(client.path)
         key = route.key if route else self.config.api_key
         if key is not None and not _has_key(client, key):
             raise ProxyError(401, "authentication_error", "send the key as 'Authorization: Bearer KEY'")
@@ -98,6 +100,11 @@ class Proxy:
         if client.method != route.method and (client.method, route.method) != ("HEAD", "GET"):
             raise ProxyError(405, "invalid_request_error", f"this route takes {route.method}")
         await route.handler(client)
+
+    def _kept(self, path: str) -> _Route | None:
+        if not path.startswith("/v1/responses/"):
+            return None
+        return _Route("POST" if path.endswith("/cancel") else "GET", self._stored.serve, self.config.api_key)
 
     async def _health(self, client: Client) -> None:
         """Counts, and no addresses: it is open to everybody."""

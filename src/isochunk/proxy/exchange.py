@@ -62,7 +62,7 @@ class Exchange:
         """
         headers = {**request.headers, **more, "X-Request-Id": attempt_id}
         async with self._upstream.post(node, request.path, headers, pieces) as response:
-            if response.status >= 500:
+            if response.status != 200 and not 400 <= response.status < 500:  # a redirect would tell its address
                 text = (await response.content.read(_MOST_SAID))[:300].decode(errors="replace")
                 what, public = f"answered {response.status}: {text}", f"answered {response.status}"
                 raise NodeFailedError(node.name, node.role, what, public=public, answered=True)

@@ -174,6 +174,9 @@ class Inbound:
             if parser.get_method() == b"CONNECT":
                 self._fail(ProxyError(405, "invalid_request_error", "this is no tunnel"))
             return
+        if error := _ill_framed(parser.get_http_version(), self._headers):
+            self._fail(error)
+            return
         modern = parser.get_http_version() == "1.1"
         client = self._make(parser.get_method().decode(), self._target.decode("latin-1"), self._headers, modern)
         client.keep_alive = modern and parser.should_keep_alive()
@@ -225,6 +228,18 @@ class Inbound:
         if size <= self._limits.body_bytes:
             return None
         return ProxyError(413, "invalid_request_error", f"the body is longer than {self._limits.body_bytes} bytes")
+
+
+def _ill_framed(version: str, headers: list[tuple[str, str]]) -> ProxyError | None:
+    """What another server may read otherwise than this one (RFC 9112, 2.3, 3.2 and 6.1)."""
+    if version not in ("1.0", "1.1"):
+        return ProxyError(505, "invalid_request_error", "this server speaks HTTP/1.1")
+    if sum(name == "host" for name, _ in headers) > 1:
+        return ProxyError(400, "invalid_request_error", "a request has one Host header")
+    codings = [value.strip().lower() for name, value in headers if name == "transfer-encoding"]
+    if codings and (version == "1.0" or codings != ["chunked"]):
+        return ProxyError(400, "invalid_request_error", "of transfer encodings only chunked is known, in HTTP/1.1")
+    return None
 
 
 def _late(what: str) -> ProxyError:

@@ -85,6 +85,8 @@ class MockNode:
                 Route("/v1/chat/completions", self),
                 Route("/v1/models", self._models),
                 *(Route(path, self._one_node, methods=["POST"]) for path in _ONE_NODE),
+                Route("/v1/responses/{id}", self._kept),
+                Route("/v1/responses/{id}/cancel", self._kept, methods=["POST"]),
                 Route("/reset_prefix_cache", self._reset, methods=["POST"]),
                 Route("/health", self._health),
                 Route("/isochunk/status", self._status),
@@ -260,6 +262,14 @@ class MockNode:
         names = ("response.created", "response.output_text.delta", "response.completed")
         events = "".join(f"event: {name}\ndata: {json.dumps({'type': name})}\n\n" for name in names)
         return Response(events, media_type="text/event-stream")
+
+    async def _kept(self, request: Request) -> Response:
+        """The one answer that it keeps is named after its port."""
+        if self.knobs.status:
+            return JSONResponse({"error": {"message": "as ordered"}}, self.knobs.status)
+        if request.path_params["id"] != f"resp_{self.address[1]}":
+            return JSONResponse({"error": {"message": "not kept here"}}, 404)
+        return JSONResponse({"id": request.path_params["id"], "method": request.method})
 
     async def _reset(self, request: Request) -> Response:
         self.counts["resets"] += 1

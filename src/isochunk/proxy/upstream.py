@@ -86,7 +86,10 @@ class Upstream:
             ExhaustedError: the proxy can't ask.
         """
         try:
-            async with asyncio.timeout(seconds), self._session.request(method, url, headers=headers) as response:
+            async with (
+                asyncio.timeout(seconds),
+                self._session.request(method, url, headers=headers, allow_redirects=False) as response,
+            ):
                 data = await _all_of(response)
                 if response.content_type == "application/json":
                     return response.status, json.loads(data)
