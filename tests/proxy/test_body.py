@@ -77,6 +77,12 @@ def test_a_long_body_that_breaks_off_is_refused(data: bytes) -> None:
         parse(data)
 
 
+@pytest.mark.parametrize("data", [b'{"a":1\0}', b'{"a":\x001}', b'{"a":"\xed\xa0\x80"}'])
+def test_other_encodings_than_utf_8_are_refused(data: bytes) -> None:
+    with pytest.raises(ProxyError):
+        asyncio.run(parse_body(data))
+
+
 def test_deep_nesting_is_refused_instead_of_followed() -> None:
     with pytest.raises(ProxyError, match="nested deeper than 200"):
         parse(b'{"a": ' + b"[" * 10_000_000)

@@ -181,6 +181,9 @@ class _Scan:
 
     def _peek(self) -> bytes:
         """The next character that is no space, or nothing at the end."""
+        character = bytes(self.data[self.at : self.at + 1])
+        if not character.isspace():
+            return character
         self.at = self._match(_SPACE, len(self.data))
         return bytes(self.data[self.at : self.at + 1])
 
@@ -191,7 +194,7 @@ class _Scan:
 
     def _load(self, start: int, end: int) -> Any:
         try:
-            return json.loads(self.data[start:end])
+            return json.loads(str(self.data[start:end], "utf-8"))  # bytes with zeros json would take for UTF-16
         except (ValueError, RecursionError) as error:
             raise self._bad(str(error), start) from None
 
