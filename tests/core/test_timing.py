@@ -48,3 +48,19 @@ def test_an_exit_before_its_entry_counts_as_no_time() -> None:
 def test_no_stage_is_refused() -> None:
     with pytest.raises(PlanError, match="stages = 0"):
         StageClock(0)
+
+
+@given(st.integers(1, 8), st.lists(st.tuples(st.floats(0, 0.1), st.floats(0.01, 1)), max_size=8), st.floats(0.1, 20))
+def test_a_step_of_the_most_seconds_comes_out_in_time(stages, before, patience):
+    clock, now = StageClock(stages), 0.0
+    for pause, seconds in before:
+        now += pause
+        clock.foretell(now, seconds)
+    most = clock.most(now, now + patience)
+    ahead, longer = clock.copy(), clock.copy()
+    ahead.foretell(now, most)
+    if most > 0:
+        assert ahead._left[-1] == pytest.approx(now + patience)
+    longer.foretell(now, most + 0.01)
+    assert longer._left[-1] > now + patience
+    assert clock.most(now, now + patience) == most

@@ -101,6 +101,7 @@ class Arrival:
     key: str
     parts: list[list[int]]
     output: int
+    shared: int = 0  # of its first tokens are those of others
     priority: int = 0
     adapter: int = 0
     grammar: int | None = None  # turns until its grammar is there
@@ -149,12 +150,14 @@ class Mix:
                 streams = 1
             parts = [rng.choices(range(1000), k=rng.choice((20, 300, 900, 2500)) // streams) for _ in range(streams)]
             # With loads nothing is shared: what vLLM serves in a step is in the cache for those behind in the same one.
-            parts[0] = shared[: rng.choice((0, 0, 200, 1400)) * (not shape.loads)] + parts[0]
+            common = rng.choice((0, 0, 200, 1400)) * (not shape.loads)
+            parts[0] = shared[:common] + parts[0]
             mix.arrivals.append(
                 Arrival(
                     turn,
                     f"{seed}-{number}",
                     parts,
+                    shared=common,
                     output=rng.choice((1, 1, 2, 40)),
                     priority=rng.randint(0, 2),
                     adapter=rng.randint(0, 2) if shape.adapters else 0,
@@ -244,6 +247,8 @@ class MixEngine(Engine):
     ) -> None:
         self.mix, self.compare, self.rng = mix, compare, rng
         self.told: dict[str, list[int]] = {}
+        self.streams = {arrival.key for arrival in mix.arrivals if len(arrival.parts) > 1}
+        self.lost: set[str] = set()
         self.clock = Clock()
         self.loading: dict[str, int] = {}
         self.turn = 0
@@ -258,9 +263,28 @@ class MixEngine(Engine):
             self._events()
             if self.has_work():
                 self.step_fn()
+                self._lost()
             elif self.turn > last and not self.scheduler.requests:
                 return
         raise AssertionError(f"still busy after {most} turns: {self.scheduler.requests.keys()}")
+
+    def _lost(self) -> None:
+        """Give up a stream that vLLM has lost: one that is preempted while the step that ends its part is under way.
+
+        vLLM takes the next part on, and then the request out of its queues (`stopped_preempted_reqs`), in 0.32.
+        """
+        scheduler = self.scheduler
+        for request in list(scheduler.requests.values()):
+            if (
+                request.status is not RequestStatus.WAITING
+                or not request.num_preemptions
+                or request.request_id not in self.streams
+            ):
+                continue
+            queues = (getattr(scheduler, name, ()) for name in ("waiting", "kv_holding_waiting", "skipped_waiting"))
+            if all(request not in queue for queue in queues):
+                self.lost.add(request.request_id)
+                scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
 
     def _events(self) -> None:
         scheduler = self.scheduler

@@ -246,3 +246,20 @@ def test_step_times_match_the_clock() -> None:
     clock = StageClock(2)
     assert clock.step(0.0, 2.0) == 1.0
     assert clock.step(0.0, 3.0) == 1.0
+
+
+def test_steps_that_go_in_at_once_come_out_within_the_bound() -> None:
+    control = controller(MODEL)
+    now = 0.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("isochunk.vllm.controller.time.monotonic", lambda: now)
+        clock, bound = StageClock(2), 0.2
+        for step in range(8):  # as many at once as no engine lets in
+            seconds = control.within(bound)
+            chunk = max(int(MODEL.chunk(seconds)), 1)
+            control.entered([Part(str(step), chunk, 0, 100_000)], [], now, step)
+            clock.foretell(now, MODEL.seconds(chunk))
+            if seconds > MODEL.seconds(1):
+                assert clock._left[-1] <= now + bound + 1e-9
+        assert control.within(bound) == 0.0
+        assert seconds < bound / 8

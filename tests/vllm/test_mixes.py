@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import isochunk.vllm.batch as batch_module
+import isochunk.vllm.controller as controller_module
 import isochunk.vllm.scheduler as scheduler_module
 from isochunk.core.turns import Turns
 from isochunk.vllm.compat import vllm_version
@@ -42,7 +43,7 @@ def isochunk_of(folder: Path, mix: Mix) -> MixEngine:
     scheduler.isochunk.use_policy(*mix.policy)
     scheduler._turns = Turns(mix.queue_delay)
     scheduler._longest_wait = mix.least_work
-    scheduler._stream_step_s = float("inf") if mix.latency is None else mix.latency / mix.shape.stages
+    scheduler._latency = mix.latency
     return engine
 
 
@@ -65,6 +66,9 @@ def compared(mix: Mix) -> Callable[[dict[str, Any], dict[str, Any]], None]:
             assert set(alone["loading"]) <= set(ours["loading"]), where
         prompts = {key: new for key, new in served.items() if key not in before["decodes"]}
         held_back = [key for key, new in prompts.items() if new == before["threshold"] < before["lacks"][key]]
+        wanted = sum(min(before["lacks"][key], before["threshold"]) for key in prompts)
+        if wanted > LIMIT and any(arrival.shared for arrival in mix.arrivals):
+            held_back = []  # vLLM alone may have reached the last by what the first bring into the cache in this step
         if held_back and mix.queue_delay is None and mix.latency is None and mix.policy != ("fixed", None):
             assert prompts.keys() <= mine.keys(), where
         if mix.queue_delay is None and sum(served.values()) == LIMIT:  # else it was KV blocks that ended its step
@@ -80,7 +84,7 @@ def test_a_mix_ends_as_with_vllm_alone(seed: int, tmp_path: Path, monkeypatch: p
         pytest.skip("drafts over stages without asynchronous scheduling end in an assertion of vLLM's before 0.28")
     ours = isochunk_of(tmp_path, mix)
     ours.begin(mix, compared(mix), random.Random(seed))
-    for module in (batch_module, scheduler_module):
+    for module in (batch_module, controller_module, scheduler_module):
         monkeypatch.setattr(module, "time", ours.clock)
     ours.serve()
     controller, scheduler = ours.scheduler.isochunk.controller, ours.scheduler
@@ -103,5 +107,6 @@ def test_a_mix_ends_as_with_vllm_alone(seed: int, tmp_path: Path, monkeypatch: p
     for key, told in plain.told.items():
         common = min(len(told), len(ours.told.get(key, [])))
         aborted = any(arrival.key == key and arrival.abort is not None for arrival in mix.arrivals)
+        aborted |= key in ours.lost | plain.lost
         assert aborted or told == ours.told[key], key
         assert told[:common] == ours.told.get(key, [])[:common], key

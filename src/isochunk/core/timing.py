@@ -26,14 +26,29 @@ class StageClock:
 
     def step(self, entered: float, exited: float) -> float:
         """Seconds a stage that the step took; steps are given in the order of their entry."""
-        left = self._left
-        stages = len(left)
-        free = [max(entered, left[0]), *left[1:]]
-        seconds = min((exited - at) / (stages - p) for p, at in enumerate(free))
-        seconds = max(seconds, 0.0)
-        ready = free[0]
-        for p in range(stages):
-            ready = max(ready, free[p]) + seconds
-            left[p] = ready
-        left[-1] = exited
+        seconds = self.most(entered, exited)
+        self.foretell(entered, seconds)
+        self._left[-1] = exited
         return seconds
+
+    def most(self, entered: float, exited: float) -> float:
+        """Seconds a stage of a step that goes in and comes out at these moments, behind those given so far."""
+        stages = len(self._left)
+        return max(min((exited - at) / (stages - p) for p, at in enumerate(self._free(entered))), 0.0)
+
+    def foretell(self, entered: float, seconds: float) -> None:
+        """A step goes in that is to take so many seconds on each stage."""
+        free = self._free(entered)
+        ready = free[0]
+        for p, at in enumerate(free):
+            ready = max(ready, at) + seconds
+            self._left[p] = ready
+
+    def copy(self) -> StageClock:
+        """One that goes on from here by itself."""
+        other = StageClock(len(self._left))
+        other._left = list(self._left)
+        return other
+
+    def _free(self, entered: float) -> list[float]:
+        return [max(entered, self._left[0]), *self._left[1:]]

@@ -72,6 +72,7 @@ class Controller:
         self._calibrator = Calibrator(None, config.max_fit_chunk)
         self._cold = stages
         self._clock = StageClock(stages)
+        self._deepest = stages  # most steps that were in the pipeline at once
         self._in_flight: deque[Step] = deque()
         self._last_refit = 0.0
         self._new_samples = 0
@@ -152,6 +153,18 @@ class Controller:
         )
         return min(2 * tokens, self.planner.max_chunk) if self._guard.doubling and max_seconds == math.inf else tokens
 
+    def within(self, latency: float) -> float:
+        """Most seconds of the next step so that it comes out within ``latency`` seconds, and those behind it too.
+
+        A token that has just come waits for the step that it goes into: for those ahead of it in the pipeline, and for
+        its own way. With as many steps under way as the engine allows, none may take more than its part.
+        """
+        now = time.monotonic()
+        clock = self._clock.copy()
+        for step in self._in_flight:
+            clock.foretell(step.entered_s, step.predicted_s)
+        return min(latency / self._deepest, clock.most(now, now + latency))
+
     def fits(self, beside: Sequence[tuple[int, int]], max_seconds: float) -> bool:
         """Whether a step of these (new tokens, history) takes no longer, as far as is known."""
         if max_seconds == math.inf or self.model is None:
@@ -183,6 +196,7 @@ class Controller:
         runs = [self.log.enter(part) or self._open(part) for part in parts]
         step = Step(output=output, parts=parts, runs=runs, decodes=list(decodes), predicted_s=predicted, entered_s=now)
         self._in_flight.append(step)
+        self._deepest = max(self._deepest, len(self._in_flight))
         self.counters.steps += 1
 
     def _open(self, part: Part) -> Run:

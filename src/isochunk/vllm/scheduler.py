@@ -52,8 +52,7 @@ class NarrowedScheduler:
         self._shown: list[Prompt] = []
         self._turns = Turns(None if compat.own_schedule(self) else config.max_queue_delay)
         self._longest_wait = None if compat.own_schedule(self) else config.least_work_first
-        latency = config.max_inter_token_latency
-        self._stream_step_s = math.inf if latency is None else latency / stages
+        self._latency = config.max_inter_token_latency
         self._traced = compat.is_traced(self.vllm_config)
         compat.before_busy_loop(_start)
         compat.add_engine_methods({"isochunk_status": _status, "isochunk_totals": _totals, "isochunk_policy": _policy})
@@ -157,7 +156,10 @@ class NarrowedScheduler:
 
         Who comes new into the pipeline is asked about at the KV connector first: vLLM asks it in this very step.
         """
-        law = _Law(self.isochunk, batch, self._stream_step_s if batch.streams else math.inf, between=between)
+        most = math.inf
+        if batch.streams and self._latency is not None:
+            most = self.isochunk.controller.within(self._latency)
+        law = _Law(self.isochunk, batch, most, between=between)
         loads: list[Prompt] = []
         asked: set[str] = set()
         for _ in range(_ASKED):
