@@ -298,7 +298,10 @@ class MixEngine(Engine):
         if self.turn in self.mix.pauses:
             scheduler.set_pause_state(self.mix.pauses[self.turn])
         if self.turn in self.mix.resets:
-            scheduler.reset_prefix_cache(reset_running_requests=self.mix.resets[self.turn])
+            try:
+                scheduler.reset_prefix_cache(reset_running_requests=self.mix.resets[self.turn])
+            except RuntimeError as refused:  # vLLM's answer while remote KV is on its way
+                assert "remote KV transfer" in str(refused)
 
     def _arrive(self, arrival: Arrival) -> None:
         for at, part in enumerate(arrival.parts):
