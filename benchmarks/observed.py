@@ -17,6 +17,8 @@ import random
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from statistics import fmean, median
@@ -64,16 +66,19 @@ def ttft(client: httpx.Client, tokens: int) -> float:
     return time.perf_counter() - start
 
 
+@contextmanager
+def rehearsed(folder: Path, tokens: int, stages: int, speed: float) -> Iterator[str]:
+    """The address of a server for prompts of so many tokens."""
+    options = ["--max-num-batched-tokens", str(LIMIT), "--max-model-len", str(tokens + 64)]
+    rehearsal, environ = Rehearsal(profile=PROFILE, speed=speed), {"ISOCHUNK_CACHE": str(folder)}
+    with running_rehearsal(rehearsal, options, stages=stages, log=folder / "log", environ=environ) as url:
+        yield url
+
+
 def compare(seconds: float, tokens: int, stages: int, speed: float) -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
-        running_rehearsal(
-            Rehearsal(profile=PROFILE, speed=speed),
-            ["--max-num-batched-tokens", str(LIMIT), "--max-model-len", str(tokens + 64)],
-            stages=stages,
-            log=Path(folder) / "log",
-            environ={"ISOCHUNK_CACHE": folder},
-        ) as url,
+        rehearsed(Path(folder), tokens, stages, speed) as url,
         httpx.Client(base_url=url, timeout=300) as client,
     ):
         on, out = multiprocessing.Event(), multiprocessing.Queue()
@@ -124,13 +129,7 @@ def page(opens: int, stages: int) -> None:
     tokens = chunk * -(-STEPS // PROMPTS)
     with (
         tempfile.TemporaryDirectory() as folder,
-        running_rehearsal(
-            Rehearsal(profile=PROFILE, speed=1000),
-            ["--max-num-batched-tokens", str(LIMIT), "--max-model-len", str(tokens + 64)],
-            stages=stages,
-            log=Path(folder) / "log",
-            environ={"ISOCHUNK_CACHE": folder},
-        ) as url,
+        rehearsed(Path(folder), tokens, stages, speed=1000) as url,
         httpx.Client(base_url=url, timeout=300) as client,
         browsing(Path(folder) / "browser") as browser,
     ):

@@ -14,8 +14,8 @@ from isochunk.cli.compare_page import short_chunks
 from isochunk.cli.output import need_folder, write_text
 from isochunk.cli.statuses import Status, ask_status, read_status
 from isochunk.core.cost import CostModel
-from isochunk.core.errors import ConfigError, IsochunkError
-from isochunk.core.planner import plan
+from isochunk.core.errors import ConfigError
+from isochunk.core.planner import Plan, static_plan
 from isochunk.report import data
 from isochunk.report.figures import save_timelines
 from isochunk.report.ink import need_matplotlib
@@ -119,20 +119,15 @@ def _row(number: int, prompt: Mapping[str, Any], status: Status) -> tuple[str, .
     )
 
 
-def _own(prompt: Mapping[str, Any], status: Status) -> Any:
-    if status["model"] is None:
-        return None
-    try:
-        return plan(
-            CostModel(**status["model"]),
-            prompt["tokens"],
-            status["stages"],
-            cached=prompt["cached"],
-            max_chunk=status["max_num_batched_tokens"],
-            policy="fixed",
-        )
-    except IsochunkError:  # a record of a prompt that no plan can be made for is shown without one
-        return None
+def _own(prompt: Mapping[str, Any], status: Status) -> Plan | None:
+    model = CostModel(**status["model"]) if status["model"] else None
+    return static_plan(
+        model,
+        prompt["tokens"],
+        status["stages"],
+        cached=prompt["cached"],
+        max_chunk=status["max_num_batched_tokens"],
+    )
 
 
 def _timelines(status: Status) -> tuple[data.Timeline, ...]:

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from isochunk.core.cost import CostModel
-from isochunk.core.errors import PlanError
+from isochunk.core.errors import IsochunkError, PlanError
 from isochunk.core.flowshop import makespan, through_stage
 from isochunk.core.taper import tapered_ends
 from isochunk.core.walks import best_walk
 
-__all__ = ["POLICIES", "Plan", "Policy", "evaluate", "law_target", "plan", "static_ttft"]
+__all__ = ["POLICIES", "Plan", "Policy", "evaluate", "law_target", "plan", "static_plan", "static_ttft"]
 
 Policy = Literal["optimal", "first_chunk", "fixed"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
@@ -102,6 +102,16 @@ def plan(
     if policy == "fixed":
         return _as_plan(policy, models, cached, _static_cut(cached, tokens, limit), target)
     return _as_plan(policy, models, cached, _timed_cut(slowest, cached, tokens, target, limit, block), target)
+
+
+def static_plan(model: CostModel | None, tokens: int, stages: int, *, cached: int, max_chunk: int) -> Plan | None:
+    """What vLLM's own size would do with a recorded prompt; None without a model, or where no plan can be made."""
+    if model is None:
+        return None
+    try:
+        return plan(model, tokens, stages, cached=cached, max_chunk=max_chunk, policy="fixed")
+    except IsochunkError:
+        return None
 
 
 def evaluate(

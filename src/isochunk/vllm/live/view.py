@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from isochunk.core.cost import CostModel
-from isochunk.core.errors import IsochunkError
 from isochunk.core.flowshop import busy_intervals, idle_share
-from isochunk.core.planner import Plan, plan
+from isochunk.core.planner import Plan, static_plan
 
 __all__ = ["view"]
 
@@ -58,7 +57,13 @@ def _shown(prompts: list[Mapping[str, Any]], stages: int) -> list[Mapping[str, A
 def _timeline(prompt: Mapping[str, Any], model: CostModel | None, status: Mapping[str, Any]) -> dict[str, Any]:
     busy = busy_intervals(prompt["entered_s"], prompt["measured_s"], status["stages"])
     kept = ("request_id", "tokens", "cached", "policy", "alone", "predicted_ttft_s", "measured_ttft_s", "chunks")
-    fixed = _fixed(prompt, model, status)
+    fixed = static_plan(
+        model,
+        prompt["tokens"],
+        status["stages"],
+        cached=prompt["cached"],
+        max_chunk=status["max_num_batched_tokens"],
+    )
     return {
         **{name: prompt[name] for name in kept},
         "idle": idle_share(busy),
@@ -66,22 +71,6 @@ def _timeline(prompt: Mapping[str, Any], model: CostModel | None, status: Mappin
         "fixed": fixed
         and {"chunks": fixed.chunks, "ttft_s": fixed.ttft_s, "stages": _planned(fixed, status["stages"])},
     }
-
-
-def _fixed(prompt: Mapping[str, Any], model: CostModel | None, status: Mapping[str, Any]) -> Plan | None:
-    if model is None:
-        return None
-    try:
-        return plan(
-            model,
-            prompt["tokens"],
-            status["stages"],
-            cached=prompt["cached"],
-            max_chunk=status["max_num_batched_tokens"],
-            policy="fixed",
-        )
-    except IsochunkError:  # a record of a prompt that no plan can be made for is shown without one
-        return None
 
 
 def _planned(fixed: Plan, stages: int) -> list[list[tuple[float, float]]]:
