@@ -1,11 +1,13 @@
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from vllm.v1.outputs import ModelRunnerOutput
 
 from benchmarks.curves import gpu_models
 from isochunk import CostModel, plan
@@ -155,16 +157,49 @@ def test_no_time_measures_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     assert machine.fit is None
 
 
+class Clocked(Engine):
+    """An engine on whose two stages a step takes what the model says, by the clock that is isochunk's too."""
+
+    now = 1000.0
+    free = (0.0, 0.0)  # when each stage has ended its last step
+
+    def schedule(self) -> Any:
+        output = super().schedule()
+        requests = self.scheduler.requests
+        parts = [(new, requests[key].num_computed_tokens - new) for key, new in output.num_scheduled_tokens.items()]
+        seconds = sum(MODEL.seconds(chunk, history) for chunk, history in parts)
+        first = max(self.free[0], self.now) + seconds
+        output.end = max(self.free[1], first) + seconds
+        self.free = (first, output.end)
+        return output
+
+    def answer(self, output: Any, sampling: set[str]) -> ModelRunnerOutput:
+        self.now = max(self.now, output.end)
+        return super().answer(output, sampling)
+
+
+@pytest.fixture
+def make_clocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], Clocked]:
+    """An engine that has no model of its cost yet."""
+
+    def make(section: dict[str, Any]) -> Clocked:
+        engine = Clocked(engine_config(tmp_path, {"need_timing": False, **section}, max_model_len=16_384))
+        clock = SimpleNamespace(monotonic=lambda: engine.now, time=lambda: engine.now)
+        for name in ("scheduler", "probe"):
+            monkeypatch.setattr(f"isochunk.vllm.{name}.time", clock)
+        return engine
+
+    return make
+
+
 def test_the_engine_is_probed_through_its_scheduler_and_left_clean(
-    tmp_path: Path, make_engine: Callable[..., Engine]
+    make_clocked: Callable[[dict[str, Any]], Clocked],
 ) -> None:
-    engine = make_engine(ON, max_model_len=16_384)
+    engine = make_clocked(ON)
     session = engine.scheduler.isochunk
-    session.controller.use_model(None, None)
     free = engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
     session.start(engine)
     told = session.as_dict()
-    # How many steps there are depends on what the machine's noise looks like; on a clock they are counted above.
     assert told["probe"]["steps"] == len(engine.steps)
     assert len({(c, h) for c, h, *_ in told["probe"]["samples"]}) > 15
     assert told["source"] == "probe"
@@ -172,8 +207,8 @@ def test_the_engine_is_probed_through_its_scheduler_and_left_clean(
     assert not engine.scheduler.requests
     assert engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == free
     assert engine.scheduler.kv_cache_manager.enable_caching
-    if not session._probe.busy:  # what was disturbed is measured again at the next start
-        assert load_profile(Path(told["profile"])).model == session.controller.model
+    assert session.controller.model.seconds(1024, 8192) == pytest.approx(MODEL.seconds(1024, 8192), rel=0.02)
+    assert load_profile(Path(told["profile"])).model == session.controller.model
 
 
 def test_a_stored_profile_takes_no_probe(tmp_path: Path, make_engine: Callable[..., Engine]) -> None:
@@ -190,11 +225,11 @@ def test_a_stored_profile_takes_no_probe(tmp_path: Path, make_engine: Callable[.
 
 @pytest.mark.parametrize("text", ['{"format": "isochunk-profile", "version": 99}', '{"c0": 0, "c1": 1, "c2": 1}'])
 def test_a_profile_that_cannot_be_used_is_measured_again(
-    tmp_path: Path, text: str, said: pytest.LogCaptureFixture
+    tmp_path: Path, text: str, said: pytest.LogCaptureFixture, make_clocked: Callable[[dict[str, Any]], Clocked]
 ) -> None:
     path = tmp_path / "p.json"
     path.write_text(text)
-    engine = Engine(engine_config(tmp_path, {**ON, "profile": str(path)}, max_model_len=16_384))
+    engine = make_clocked({**ON, "profile": str(path)})
     engine.scheduler.isochunk.start(engine)
     assert engine.scheduler.isochunk.as_dict()["source"] == "probe"
     assert load_profile(path).source == "probe"
@@ -202,10 +237,9 @@ def test_a_profile_that_cannot_be_used_is_measured_again(
     assert str(path) in said.text
 
 
-def test_a_probe_cut_short_by_shutdown_is_not_stored(make_engine: Callable[..., Engine]) -> None:
-    engine = make_engine(ON, max_model_len=16_384)
+def test_a_probe_cut_short_by_shutdown_is_not_stored(make_clocked: Callable[[dict[str, Any]], Clocked]) -> None:
+    engine = make_clocked(ON)
     session = engine.scheduler.isochunk
-    session.controller.use_model(None, None)
     turns = iter(range(1000))
     engine.is_running = lambda: next(turns) < 20  # type: ignore[method-assign]
     session.start(engine)
@@ -213,10 +247,9 @@ def test_a_probe_cut_short_by_shutdown_is_not_stored(make_engine: Callable[..., 
     assert not engine.scheduler.requests
 
 
-def test_a_probe_that_fails_leaves_an_engine_that_serves(make_engine: Callable[..., Engine]) -> None:
-    engine = make_engine(ON, max_model_len=16_384)
+def test_a_probe_that_fails_leaves_an_engine_that_serves(make_clocked: Callable[[dict[str, Any]], Clocked]) -> None:
+    engine = make_clocked(ON)
     session = engine.scheduler.isochunk
-    session.controller.use_model(None, None)
     step = engine.step_fn
     turns = 0
 
