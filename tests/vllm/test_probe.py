@@ -268,3 +268,23 @@ def test_a_probe_that_fails_leaves_an_engine_that_serves(make_clocked: Callable[
     engine.add("a", [1] * 5000)
     engine.run()
     assert sum(step.get("a", 0) for step in engine.steps) == 5000
+
+
+def test_workers_that_end_no_step_end_the_engine_as_they_would_without_isochunk(
+    make_clocked: Callable[[dict[str, Any]], Clocked], said: pytest.LogCaptureFixture
+) -> None:
+    engine = make_clocked(ON)
+    turns = 0
+
+    def stuck() -> None:
+        nonlocal turns
+        turns += 1
+        if turns == 5:
+            raise TimeoutError("RPC call to sample_tokens timed out.")
+        assert turns < 5, "vLLM waits minutes for each such step"
+        Clocked.step_fn(engine)
+
+    engine.step_fn = stuck  # type: ignore[method-assign]
+    with pytest.raises(TimeoutError, match="sample_tokens"):
+        engine.scheduler.isochunk.start(engine)
+    assert "max_probe_seconds" in said.text

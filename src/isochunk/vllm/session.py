@@ -57,18 +57,35 @@ class Session:
         self._load()
 
     def start(self, engine: Any) -> None:
-        """Probe, unless a stored profile fits. Runs in the engine's process before its first request."""
+        """Probe, unless a stored profile fits. Runs in the engine's process before its first request.
+
+        Raises:
+            TimeoutError: vLLM's own: a step did not come out of the workers. Where one stage failed, the others wait
+                for it for ever, so such a server would answer nobody.
+        """
         if self.controller.model is not None or self._config.max_probe_seconds == 0:
             return
+        stuck: TimeoutError | None = None
         try:
             with self.attempt("the probe"), compat.without_prefix_cache(self._scheduler):
                 try:
                     self._run_probe(engine)
+                except TimeoutError as error:
+                    stuck = error
+                    raise
                 finally:
-                    self._drain(engine)
+                    if stuck is None:
+                        self._drain(engine)
         finally:
             self._give_up()
             self._probing = None
+        if stuck is not None:
+            logger.error(
+                "isochunk: the workers did not end a step of the probe within vLLM's own limit (%s); the reason "
+                "is in their log above. `max_probe_seconds: 0` starts without a probe",
+                stuck,
+            )
+            raise stuck
 
     def tokens(
         self,
