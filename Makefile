@@ -14,10 +14,13 @@ NIXL    := nixl-cu12==1.5.1 nixl==1.5.2
 # Models, profiles and what is compiled: in this folder, unless the environment says otherwise.
 export ISOCHUNK_CACHE         ?= $(CURDIR)/.cache/isochunk
 export VLLM_CACHE_ROOT        ?= $(CURDIR)/.cache/vllm
-# The compilers behind these two can't take a path with spaces; there they keep to their own folders in /tmp.
+# The compilers behind these can't take a path with spaces: there they keep to /tmp, and torch compiles nothing, since
+# it could not link with itself.
 ifeq ($(words $(CURDIR)),1)
 export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/.cache/torchinductor
 export TRITON_CACHE_DIR       ?= $(CURDIR)/.cache/triton
+else
+export TORCHDYNAMO_DISABLE    ?= 1
 endif
 
 LIVE := $(PYTHON) tools/signs_of_life.py
