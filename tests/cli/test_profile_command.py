@@ -24,6 +24,10 @@ def test_what_stands_on_an_estimate_says_so(tmp_path: Path) -> None:
         assert shown.exit_code == 0, shown.output
         assert "estimate, not a measurement" in shown.stderr, command
         assert "modelled, not measured" in shown.stderr
+        options = [command, "--profile", str(path), "--tokens", "8192", "--stages", "4", "--json"]
+        told = json.loads(CliRunner().invoke(app, options).stdout)
+        for part in told.values() if command == "simulate" else [told]:
+            assert part["estimate"] == load_profile(path).fit["estimate"], command
 
 
 def test_a_system_that_is_not_known_is_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -1,24 +1,17 @@
-"""Says of every result that stands on an estimate that it does."""
+"""Says to people of every result that stands on an estimate that it does."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from isochunk.core.profile import Profile
 
-__all__ = ["estimate_of", "say_estimate"]
-
-
-def estimate_of(profile: Profile) -> dict[str, Any]:
-    """What machines are told: ``{"estimate": ...}`` of an estimated profile, and nothing of a measured one."""
-    about = profile.fit.get("estimate")
-    return {"estimate": about} if isinstance(about, dict) else {}
+__all__ = ["say_estimate"]
 
 
 def say_estimate(profile: Profile) -> None:
     """Tell people on stderr that these costs are an estimate, from which data, and which parts are not measured."""
-    about = estimate_of(profile).get("estimate")
+    about = profile.estimate.get("estimate")
     if about is None:
         return
     share = about.get("modelled_share", 0.0)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from isochunk.cli.estimates import estimate_of, say_estimate
+from isochunk.cli.estimates import say_estimate
 from isochunk.cli.output import JsonOption, print_json, print_table
 from isochunk.core.errors import PlanError
 from isochunk.core.planner import POLICIES, Policy, plan
@@ -41,7 +41,7 @@ def plan_command(
         policy=_policy(policy),
     )
     if json:
-        print_json({**chosen.as_dict(), **estimate_of(stored)})
+        print_json({**chosen.as_dict(), **stored.estimate})
         return
     rows = []
     at = cached

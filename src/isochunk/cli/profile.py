@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from isochunk.cli.estimates import estimate_of, say_estimate
+from isochunk.cli.estimates import say_estimate
 from isochunk.cli.output import JsonOption, need_folder, print_json, print_table
 from isochunk.core.profile import save_profile
 
@@ -51,7 +51,7 @@ def profile_command(
     say_estimate(profile)
     cost = profile.model
     if json:
-        print_json({"profile": str(output), "model": cost.as_dict(), **estimate_of(profile)})
+        print_json({"profile": str(output), "model": cost.as_dict(), **profile.estimate})
         return
     sizes = (128, 512, 2048, 8192)
     print_table(

@@ -63,8 +63,9 @@ def simulate_command(
     """Simulate prefill: time to first token, throughput and idle stages, for one or several policies."""
     from isochunk.simulator import Deployment, simulate
 
+    models, estimate = given.load_costs(profile, stages)
     deployment = Deployment(
-        models=given.load_models(profile, stages),
+        models=models,
         max_tokens=max_tokens,
         block=block,
         in_flight=in_flight,
@@ -109,7 +110,7 @@ def simulate_command(
         )
     _pictures(next(iter(results.values())), plot, trace)
     if json:
-        print_json({name: result.as_dict() for name, result in results.items()})
+        print_json({name: {**result.as_dict(), **estimate} for name, result in results.items()})
         return
     _table(results)
 

@@ -59,7 +59,8 @@ def tune_command(
         output=output,
         decode=decode,
     )
-    deployment = Deployment(models=given.load_models(profile, stages), block=block, kv_tokens=kv_tokens)
+    models, estimate = given.load_costs(profile, stages)
+    deployment = Deployment(models=models, block=block, kv_tokens=kv_tokens)
 
     def workload() -> Any:
         return options.workload(block)
@@ -78,7 +79,7 @@ def tune_command(
     }
     if plot is not None:
         _draw(fixed, chosen, plot)
-    _report(deployment, answer, _split(deployment, layers, tokens or 32768), json)
+    _report(deployment, answer, _split(deployment, layers, tokens or 32768), json, estimate)
 
 
 def _stages(deployment: Deployment, workload: Any) -> list[Choice]:
@@ -117,7 +118,9 @@ def _split(deployment: Deployment, layers: int | None, tokens: int) -> str | Non
     return ",".join(str(count) for count in layer_split(deployment.models, layers, tokens))
 
 
-def _report(deployment: Deployment, answer: dict[str, Any], split: str | None, json: bool) -> None:
+def _report(
+    deployment: Deployment, answer: dict[str, Any], split: str | None, json: bool, estimate: dict[str, Any]
+) -> None:
     chosen = answer["chosen"]
     flags = [
         f"--pipeline-parallel-size {deployment.stages}",
@@ -136,6 +139,7 @@ def _report(deployment: Deployment, answer: dict[str, Any], split: str | None, j
                 "environment": environment,
                 "best_ttft_s": best,
                 "choices": [choice.as_dict(best) for choice in rows],
+                **estimate,
             }
         )
         return

@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from isochunk.cli.estimates import say_estimate
 from isochunk.core.cost import CostModel
 from isochunk.core.errors import PlanError, WorkloadError
+from isochunk.core.profile import Profile as StoredProfile
 from isochunk.core.profile import load_profile
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ __all__ = [
     "Tokens",
     "TraceBlock",
     "WorkloadOptions",
-    "load_models",
+    "load_costs",
 ]
 
 Profile = Annotated[Path, typer.Option(help="Profile file, or bare coefficients c0..c3 in JSON.")]
@@ -55,10 +56,17 @@ PrefixHit = Annotated[float, typer.Option(help="Share of each prompt in the KV c
 Block = Annotated[int, typer.Option(help="KV block size.")]
 
 
-def load_models(profile: Path, stages: int | None) -> tuple[CostModel, ...]:
-    """One cost model a stage, from a profile with stage models or from one model and ``--stages``."""
+def load_costs(profile: Path, stages: int | None) -> tuple[tuple[CostModel, ...], dict[str, Any]]:
+    """One cost model a stage, from a profile with stage models or from one model and ``--stages``.
+
+    Beside them what JSON says of an estimate, see `isochunk.core.profile.Profile.estimate`.
+    """
     stored = load_profile(profile)
     say_estimate(stored)
+    return _stage_models(stored, profile, stages), stored.estimate
+
+
+def _stage_models(stored: StoredProfile, profile: Path, stages: int | None) -> tuple[CostModel, ...]:
     if stored.stage_models:
         if stages not in (None, len(stored.stage_models)):
             raise PlanError(f"--stages {stages} does not fit the {len(stored.stage_models)} stage models in {profile}")

@@ -55,6 +55,12 @@ class Profile:
         """What `isochunk.plan` takes: the stage models when there are any, else the one model."""
         return self.stage_models or self.model
 
+    @property
+    def estimate(self) -> dict[str, Any]:
+        """What data of results say that stand on an estimate: ``{"estimate": ...}``; nothing of a measured profile."""
+        about = self.fit.get("estimate")
+        return {"estimate": about} if isinstance(about, dict) else {}
+
 
 def default_folder() -> Path:
     """``$ISOCHUNK_CACHE``, or ``isochunk`` under ``$XDG_CACHE_HOME`` or ``~/.cache``.

@@ -192,6 +192,7 @@ class VirtualExecutor(Executor):  # type: ignore[misc]
             "entered": self._entered,
             "executor_seconds_a_step": each,
             **self._stages.as_dict(),
+            **self._rehearsal.known().estimate,
         }
 
 
