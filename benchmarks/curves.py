@@ -1,11 +1,11 @@
 """Predicted TTFT of isochunk's plans over the best fixed size and over a dynamic programme, on measured costs.
 
-    python -m benchmarks.curves [--longest 131072] [--silicon]
+    python -m benchmarks.curves [--longest 131072] [--silicon] [--random 100-130] [--only NAME]
 
 The costs are a GPU's linear layers (data/gpu_linear_layers.json) with attention, history and 4 ms a step added; the
-published models; and, with --silicon, what `isochunk profile --system` estimates of others. Plans and
-programme know the same model: this judges the planner. How near the model is to the machine, see
-`benchmarks.curve_fits`.
+published models; with --silicon what `isochunk profile --system` estimates of others; with --random costs drawn with
+these seeds (`benchmarks.random_curves`), alone. Plans and programme know the same model: this judges the planner. How
+near the model is to the machine, see `benchmarks.curve_fits`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.random_curves import random_model
 from isochunk.core.cost import CostModel
 from isochunk.core.curve import Curve
 from isochunk.core.planner import law_target, plan, static_ttft
@@ -92,20 +93,31 @@ def best_fixed(model: CostModel, stages: int, tokens: int, limit: int) -> float:
     return float(static_ttft(model, 0, tokens, sizes, stages).min())
 
 
+def _models(stages: int, given: argparse.Namespace) -> dict[str, CostModel]:
+    if given.random:
+        first, last = map(int, given.random.split("-"))
+        return {f"random {seed}": random_model(seed) for seed in range(first, last + 1)}
+    models = gpu_models(stages) | published_models(stages)
+    if given.silicon:
+        from benchmarks.silicon import silicon_models
+
+        models |= silicon_models(stages)
+    return models
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--longest", type=int, default=131_072, help="longest prompt (the programme takes its time)")
     options.add_argument("--silicon", action="store_true", help="also accelerators of others")
+    options.add_argument("--random", help="first and last seed, with a dash")
+    options.add_argument("--only", default="", help="part of the name of the costs to try")
     given = options.parse_args()
     print("| costs | P | over best fixed, least to most | over programme, worst | planned in, worst |")
     print("| --- | --- | --- | --- | --- |")
     for stages in STAGES:
-        models = gpu_models(stages) | published_models(stages)
-        if given.silicon:
-            from benchmarks.silicon import silicon_models
-
-            models |= silicon_models(stages)
-        for name, model in models.items():
+        for name, model in _models(stages, given).items():
+            if given.only not in name:
+                continue
             fixed, programme, took = [], [], []
             for tokens in (length for length in LENGTHS if length <= given.longest):
                 limit = LIMIT if model.curve else max(LIMIT, tokens // 8)

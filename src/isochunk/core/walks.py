@@ -22,6 +22,8 @@ _HISTORIES = 6  # places in the prompt at which the cheapest size is looked up, 
 _TURNS = 110  # where a walk takes more steps, it takes some alike at a time
 _ROUGH_TURNS, _KEPT = 40, 24  # long walks are taken roughly first, and the best of them again
 _MOST_TURNS = 600
+_MOST_STEPS = 16_384
+_ENDINGS = 8  # chunks that the last two may become
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ def best_walk(
     typical = float(sizes.tokens[max(int((reach[len(bounds) // 3] >= (start + end) / 2).sum()) - 1, 0)])
     # Each step takes the least one at least.
     most_steps = (known - model.work(start, end) + model.c1 * (end - start)) / model.line(1.0)
-    steps = (end - start) / typical
+    kinds = np.unique(sizes.cheapest).size + len(sizes.cheapest)  # a size is taken for as long as it is the cheapest
+    steps = min((end - start) / typical, kinds)
     for turns, kept in ((_ROUGH_TURNS, _KEPT), (_TURNS, 1)):
         if kept > 1 and steps <= _TURNS / 2:
             continue  # few enough for all walks to be taken step by step
@@ -156,41 +159,57 @@ def _walk(
     alike: int,
     turns: int,
 ) -> tuple[Floats, Ints]:
-    """Chunks of all walks: sizes and how often each is taken, shape (turns, walks)."""
+    """Chunks of all walks: sizes and how often each is taken, shape (turns, walks).
+
+    A size is taken for as long as it is the one to take, and at least ``alike`` times.
+    """
     start, end = prompt.start, prompt.end
     walks, kinds = reach.shape
     lane = np.arange(walks)
-    far = 4.0 * (end + 2)
+    reach = np.clip(reach, -1.0, end + 1.0)
     # Ascending in the size and from walk to walk, so that one look-up serves all walks.
-    ordered = (lane[:, None] * far - np.clip(reach, -1.0, end + 1.0)).ravel()
-    at = np.full(walks, float(start))
-    last = np.zeros(walks)
-    histories = len(sizes.cheapest)
+    base, rows = lane * 4.0 * (end + 2), lane * kinds
+    ordered = (base[:, None] - reach).ravel()
+    places = len(sizes.cheapest)
+    apart = (end - start) / max(places - 1, 1)  # histories for which the cheapest sizes are known
+
+    def look(ahead: Floats) -> tuple[Ints, Ints]:
+        widest = np.maximum(np.searchsorted(ordered, base - ahead, side="right") - rows, 1) - 1
+        place = ((ahead - start) / apart + 0.5).astype(int) if places > 1 else 0
+        return sizes.cheapest[place, widest], widest
+
+    at, last = np.full(walks, float(start)), np.zeros(walks)
     taken, counts = [], []
     for turn in range(turns):
-        left = end - at
-        if not left.any():
+        cheap, widest = look(np.minimum(at + (alike - 1) * last, end) if alike > 1 else at)
+        size = sizes.tokens[cheap]
+        room = end - at - 2 * sizes.tokens[widest]  # the last two or so share what is left
+        until = reach[lane, cheap]
+        if places > 1:
+            until = np.minimum(until, start + (np.floor((at - start) / apart + 0.5) + 0.5) * apart)
+        times = np.maximum((until - at) // size + 1, alike)
+        if turn == 0 and start % prompt.block:
+            size, times = size - start % prompt.block, 1.0
+        times = np.where(room > 0, np.maximum(np.minimum(times, room // size), 1), 0.0)
+        if not times.any():
             break
-        ahead = np.minimum(at + (alike - 1) * last, end)
-        found = np.searchsorted(ordered, lane * far - ahead, side="right") - lane * kinds
-        widest = np.maximum(found, 1) - 1
-        place = ((at - start) * (histories - 1) / (end - start) + 0.5).astype(int) if histories > 1 else 0
-        size = sizes.tokens[sizes.cheapest[place, widest]]
-        wide = sizes.tokens[widest]
-        if turn == 0:
-            size = size - start % prompt.block
-        times = np.clip((left - 2 * wide) // size, 1, alike).astype(int)
-        times[left == 0] = 0
-        ending = np.flatnonzero((left <= 2 * wide) & (left > 0))
-        if len(ending):
-            here = np.stack([at, left, size, wide, bounds])[:, ending]
-            size[ending] = _ending(model, here, prompt)
-            times[ending] = 1
         taken.append(size)
         counts.append(times)
         at = at + times * size
-        last = size
-    return np.array(taken), np.array(counts)
+        last = np.where(times > 0, size, 0.0)
+    walked = at + 2 * sizes.tokens[look(at)[1]] >= end
+    for _ in range(_ENDINGS):
+        which = np.flatnonzero(walked & (at < end))
+        if not len(which):
+            break
+        cheap, widest = look(at)
+        size = np.zeros(walks)
+        here = np.stack([at, end - at, sizes.tokens[cheap] - at % prompt.block, sizes.tokens[widest], bounds])[:, which]
+        size[which] = _ending(model, here, prompt)
+        taken.append(size)
+        counts.append((size > 0) * 1.0)
+        at = at + size
+    return np.array(taken), np.array(counts).astype(int)
 
 
 def _ending(model: CostModel, walks: Floats, prompt: _Prompt) -> Floats:
@@ -214,7 +233,7 @@ def _ending(model: CostModel, walks: Floats, prompt: _Prompt) -> Floats:
 
 
 def _ttft(model: CostModel, taken: Floats, counts: Ints, prompt: _Prompt) -> Floats:
-    """Predicted seconds of each walk, without the attention, which all have; infinite where it did not end."""
+    """Predicted seconds of each walk, without the attention, which all have; infinite where it did not end in time."""
     through = taken * counts
     at = prompt.start + np.cumsum(through, axis=0) - through
     used = counts > 0
@@ -222,4 +241,5 @@ def _ttft(model: CostModel, taken: Floats, counts: Ints, prompt: _Prompt) -> Flo
     reread = model.c3 * (counts * at + taken * counts * (counts - 1) / 2)
     longest = np.where(used, model.seconds(taken, at + taken * np.maximum(counts - 1, 0)), 0.0)
     ttft = (line + reread).sum(axis=0) + (prompt.stages - 1) * longest.max(axis=0)
-    return np.asarray(np.where(through.sum(axis=0) < prompt.end - prompt.start, np.inf, ttft))
+    endless = (through.sum(axis=0) < prompt.end - prompt.start) | (counts.sum(axis=0) > _MOST_STEPS)
+    return np.asarray(np.where(endless, np.inf, ttft))
