@@ -26,7 +26,7 @@ MAX_STAGES = 1024
 MAX_STEPS = 1 << 17
 
 _SWEPT = 64  # no plan is above the best of the fixed sizes that are multiples of this
-_MOST_STEPS = 16_384  # of a fixed size; a million tokens in steps of 64
+_MOST_STEPS = 16_384  # of a size tried, or of a target; a million tokens in steps of 64
 _MOST_EQUAL = 1024  # steps of a cut that is solved for exactly
 _MOST_TAPERED = 256
 _MOST_LIMITED = 64  # of the token limit; with more of them what it costs is little
@@ -222,8 +222,8 @@ def _timed_cut(model: CostModel, start: int, end: int, target: float, limit: int
         size = min(size, end - at)
         chunks.append(size)
         at += size
-        if len(chunks) > MAX_STEPS:
-            raise PlanError(f"steps of {target:.3g} s each are more than {MAX_STEPS}; give a larger max_chunk")
+        if len(chunks) > _MOST_STEPS:
+            raise PlanError(f"steps of {target:.3g} s each are more than {_MOST_STEPS}; give a larger max_chunk")
     return chunks
 
 

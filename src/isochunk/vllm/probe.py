@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from isochunk.core.cost import CostModel
 from isochunk.core.errors import FitError, ModelError
 from isochunk.core.fit import Fit, fit
+from isochunk.core.planner import plan
 
-__all__ = ["PREFIX", "Probe", "Steps", "few_sizes", "many_sizes", "probe_chunks", "sizes_between"]
+__all__ = ["PREFIX", "Probe", "Steps", "few_sizes", "many_sizes", "probe_chunks", "sizes_between", "wanted_sizes"]
 
 logger = logging.getLogger("vllm.isochunk.probe")
 
@@ -36,8 +38,11 @@ _FEW = (16, 64, 128, 256, 512, 768, 1024, 2048, 3072, 4096)
 _MANY = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512)
 _OCTAVE = 8  # sizes between one of _MANY's and its double, from the last on
 _SIZES_SHARE = 0.4  # of the time, most that is spent on sizes before histories are tried
+_MANY_SHARE, _WANTED_SHARE = 0.5, 0.7  # until when many sizes are tried, and those that plans would take
 _JUMP = 0.02  # a step between two sizes that is so much longer than its tokens explain is a jump somewhere between
 _COMPOSITE_SHARE = 0.5  # of the time left, most that a composite prompt is foretold to take
+_WANTED = tuple(int(1024 * 2 ** (half / 2)) for half in range(9))
+_MOST_WANTED, _WANTED_ROUNDS = 48, 4
 _TELL_S = 5.0
 _TOO_NOISY = 0.1  # how far apart the same step's times may be, in parts, for a curve to be looked for
 _TOLD = 0.5  # pairs of tokens, of the longest step without history, from which on history tells what it costs
@@ -75,6 +80,21 @@ def sizes_between(steps: Steps, block: int) -> list[int]:
             tried = any(size < low and low - size <= block for size in sizes)
             found.append(near if not tried else (low + high) // 2 // block * block)
     return sorted(size for size in set(found) if size not in measured)
+
+
+def wanted_sizes(model: CostModel, stages: int, limit: int, tokens: int, block: int) -> list[int]:
+    """Sizes of steps in plans for prompts of up to some thousand of ``tokens``, which have few steps.
+
+    Between sizes that were measured a plan ends where the model is most in error, so it is there that it is to be
+    looked at; long prompts have steps of many sizes, whose errors are small beside all of them.
+    """
+    sizes: set[int] = set()
+    for length in (length for length in _WANTED if length <= tokens):
+        chunks = plan(model, length, stages, max_chunk=limit, block=block).chunks
+        sizes.update(min(-(-chunk // block) * block, limit) for chunk in chunks)
+        if len(sizes) > _MOST_WANTED:
+            break
+    return sorted(sizes)
 
 
 def _blocks(sizes: Sequence[int], most: int, block: int) -> list[int]:
@@ -123,7 +143,8 @@ class Probe:
     """Finds what a step costs: sizes without history first, then one prompt of small and large chunks at all histories.
 
     A few sizes and that prompt, sent twice, do for a straight line. Where they show another shape, many sizes follow,
-    with those next to each jump, and then the repeats. What typical repeats took is fitted.
+    with those next to each jump and those that plans would take, and then the repeats. What typical repeats took is
+    fitted.
 
     Attributes:
         chunks: sizes of the composite prompt's steps.
@@ -218,15 +239,22 @@ class Probe:
         self._sizes(send, few_sizes(self.max_chunk, longest, self.block))
         self._deadline, self.over = start + self.max_seconds, False
         self._composite(send)
-        self._composite(send)
-        if self._shows_a_curve():
+        if self._curve_found():
             self._sizes(send, few_sizes(self.max_chunk, longest, self.block), again=True)
+        if not self._shows_a_curve():
+            self._composite(send)
+            if self._shows_a_curve():
+                self._sizes(send, few_sizes(self.max_chunk, longest, self.block), again=True)
         if self._shows_a_curve():
-            self._deadline = start + (1 - _SIZES_SHARE) * self.max_seconds
+            self._deadline, self.over = start + _MANY_SHARE * self.max_seconds, False
             self._sizes(send, many_sizes(self.max_chunk, longest, self.block))
             for _ in range(2):
                 self._sizes(send, sizes_between(self._typical(), self.block))
+            self._deadline, self.over = start + _WANTED_SHARE * self.max_seconds, False
+            for _ in range(_WANTED_ROUNDS):
+                self._sizes(send, self._wanted(longest))
             self._deadline, self.over = start + self.max_seconds, False
+            self._composite(send)
             self._sizes(send, sorted(chunk for chunk, at in self._times if at == 0), again=True)
             self._composite(send)
         elif self.steps + len(self.chunks) <= _MOST_STEPS:
@@ -237,8 +265,16 @@ class Probe:
         return self._fit(say=True)
 
     def _shows_a_curve(self) -> bool:
+        return self._noisy() is not None and self._curve_found()
+
+    def _curve_found(self) -> bool:
         found = self._fit()
-        return self._noisy() is not None and found is not None and found.model.curve is not None
+        return found is not None and found.model.curve is not None
+
+    def _wanted(self, longest: int) -> list[int]:
+        """Sizes that plans by what is known so far would take, and that were not measured."""
+        found = self._fit()
+        return [] if found is None else wanted_sizes(found.model, self.stages, self.max_chunk, longest, self.block)
 
     def _composite(self, send: Callable[[dict[str, list[int]]], Steps]) -> None:
         if not self.over:
