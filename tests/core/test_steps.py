@@ -94,3 +94,11 @@ def test_a_step_takes_no_longer_than_the_bound_and_always_goes_on(
         left -= size
     last = model.c1 * 16 + model.c2 * 16 * 60_000  # chunks end on the nearest multiple of the block
     assert seconds <= bound + last or total <= 16
+
+
+def test_a_prompt_under_the_key_of_one_that_is_gone_gets_a_plan_of_its_own(model: CostModel) -> None:
+    steps = planner()
+    cut(steps, model, 60_000)
+    assert cut(steps, model, 9000) == list(plan(model, 9000, 2, max_chunk=8192, block=16).chunks)
+    steps.gone("a")
+    assert steps.planned("a") is None

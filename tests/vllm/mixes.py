@@ -26,7 +26,7 @@ from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from isochunk.core.cost import CostModel
 from isochunk.vllm.compat import vllm_version
-from isochunk.vllm.testing import BLOCK, Engine, model_output
+from isochunk.vllm.testing import BLOCK, Engine, StepTime, model_output
 from isochunk.vllm.versions import NEWEST, minor
 from vllm import SamplingParams
 
@@ -176,18 +176,6 @@ class Mix:
         return mix
 
 
-class Clock:
-    """Time that passes by steps, in place of the scheduler's: without a model behind it they take none of their own."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now
-
-
 class Loads(ExampleConnector):  # type: ignore[misc]
     """A connector with the first half of some prompts in store, for some of them between steps."""
 
@@ -249,7 +237,7 @@ class MixEngine(Engine):
         self.told: dict[str, list[int]] = {}
         self.streams = {arrival.key for arrival in mix.arrivals if len(arrival.parts) > 1}
         self.lost: set[str] = set()
-        self.clock = Clock()
+        self.clock = StepTime()
         self.loading: dict[str, int] = {}
         self.turn = 0
         self.compared = 0

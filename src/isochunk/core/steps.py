@@ -45,7 +45,7 @@ class Prefill:
         return Prefill(self.key, history, self.history + self.remaining - history, self.waited_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Load:
     """The law: how much work a step should hold when prompts share the pipeline.
 
@@ -83,7 +83,7 @@ class Load:
     own: float
     system: float
     before: float = 0.0
-    full: Sequence[tuple[float, float]] = ()
+    full: Sequence[tuple[float, float]] | Floats = ()
     growth: float = 0.0
     count: int = 1
     later: float = _LATER
@@ -94,7 +94,7 @@ class Load:
 
     def _costs(self, works: Floats, overhead: float) -> Floats:
         stretch, seconds = overhead / works, works + overhead
-        stretch += 1 + self._idle(works) if self.full else 1.0
+        stretch += 1 + self._idle(works) if len(self.full) else 1.0
         together = np.maximum(works, self.own)
         now = together - self.own
         now *= 0.5
@@ -108,15 +108,14 @@ class Load:
 
     def _idle(self, works: Floats) -> Floats:
         """Idle seconds of a stage behind steps that the token limit cut short, for each second of work."""
-        full = np.array(self.full)
+        full = np.asarray(self.full)
         short = np.minimum(works[:, None], full[:, 1])
         short -= full[:, 0]
         np.maximum(short, 0.0, out=short)
-        if not self.growth:
-            gaps = np.full(short.shape, self.stages - 1.0)
-        else:
-            gaps = np.minimum(short / self.growth, self.stages - 1)
-        return np.asarray(np.einsum("ij,ij->i", gaps, short) / (2 * self.own * self.count))
+        gaps = short / self.growth if self.growth else np.full(short.shape, math.inf)
+        np.minimum(gaps, self.stages - 1, out=gaps)
+        short *= gaps
+        return np.asarray(np.add.reduce(short, axis=1) / (2 * self.own * self.count))
 
     def work(self, overhead: float) -> float:
         """The work that costs least.
@@ -127,12 +126,13 @@ class Load:
         points = [self.system / self.stages, (self.system - self.own) / gaps, self.own, self.before - overhead]
         nexts = ((later * self.system, 0.0), (later * self.own, later * gaps), (0.0, later * self.stages))
         for ahead, wait in ((self.ahead, 0.0), (self.ahead - self.own / 2, 0.5)):
-            for behind, next_way in nexts:
-                for way in (0, gaps):
-                    if slope := wait + next_way + way:
-                        points.append(math.sqrt(overhead * (ahead + behind) / slope))
-        if self.full:
-            least, most = min(self.full)[0], max(points)
+            for behind, way in nexts:
+                moved, slope = overhead * (ahead + behind), wait + way
+                if slope:
+                    points.append(math.sqrt(moved / slope))
+                points.append(math.sqrt(moved / (slope + gaps)))
+        if len(self.full):
+            least, most = min(np.asarray(self.full)[:, 0].tolist()), max(points)
             factor = (most / least) ** (1 / (_LIMITED - 1))
             points += [least * factor**step for step in range(_LIMITED)]
         points = [work for work in points if work > 0]
@@ -144,7 +144,43 @@ class Load:
             near = [prompt * math.floor(work / prompt), prompt * math.ceil(work / prompt)]
         else:
             near = [prompt / math.floor(prompt / work), prompt / math.ceil(prompt / work)]
-        return min(near, key=lambda size: self.cost(size, overhead))
+        return near[int(self._costs(np.array(near), overhead).argmin())]
+
+
+class Works:
+    """The work of the prompts of a queue, kept from step to step for those behind the first.
+
+    Args:
+        limit: most tokens of a step.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._model: CostModel | None = None
+        self._behind: list[Prefill] = []
+        self._seconds: list[float] = []
+        self._full = np.zeros((1, 2))  # the first row is the first prompt's
+
+    def of(self, model: CostModel, queue: Sequence[Prefill]) -> tuple[list[float], Floats]:
+        """Seconds of each prompt; and of each that is longer than the limit, those of a full step at its start and at
+        its end, shape (prompts, 2)."""
+        head, behind = queue[0], list(queue[1:])
+        if model is not self._model or behind != self._behind:
+            full = [full for prompt in behind if (full := self._ends(model, prompt))]
+            self._full = np.array([(0.0, 0.0), *full])
+            self._seconds = [model.work(prompt.history, prompt.history + prompt.remaining) for prompt in behind]
+            self._model, self._behind = model, behind
+        seconds = [model.work(head.history, head.history + head.remaining), *self._seconds]
+        if (ends := self._ends(model, head)) is None:
+            return seconds, self._full[1:]
+        self._full[0] = ends
+        return seconds, self._full
+
+    def _ends(self, model: CostModel, prompt: Prefill) -> tuple[float, float] | None:
+        if not model.c2 or prompt.remaining <= self._limit:
+            return None
+        start, end = prompt.history, prompt.history + prompt.remaining
+        return model.work(start, start + self._limit), model.work(end - self._limit, end)
 
 
 class Arrivals:
@@ -166,6 +202,19 @@ class Arrivals:
             self._waiting = waiting
         self._known = keys
         return self._alike / waiting
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """What a prompt alone follows: its plan, the chunk at each history, and where it ends."""
+
+    plan: Plan
+    chunks: dict[int, int]
+    end: int
+
+    def holds(self, prompt: Prefill) -> bool:
+        """Whether it is of this prompt, where that is now."""
+        return prompt.history + prompt.remaining == self.end and prompt.history in self.chunks
 
 
 class StepPlanner:
@@ -205,7 +254,8 @@ class StepPlanner:
         self.smooth = smooth
         self.policy: Policy = "optimal"
         self.fixed_chunk = max_chunk
-        self._cuts: OrderedDict[str, tuple[Plan, dict[int, int]]] = OrderedDict()
+        self._cuts: OrderedDict[str, _Cut] = OrderedDict()
+        self._works = Works(max_chunk)
         self._varied = 0
         self._arrivals = Arrivals()
 
@@ -223,10 +273,14 @@ class StepPlanner:
         """Drop the cuts made so far: the model or the policy changed."""
         self._cuts.clear()
 
+    def gone(self, key: str) -> None:
+        """The prompt is no more; another one may come under its key."""
+        self._cuts.pop(key, None)
+
     def planned(self, key: str) -> Plan | None:
         """The cut that a prompt alone in the queue is following, if there is one."""
         cut = self._cuts.get(key)
-        return cut[0] if cut else None
+        return cut.plan if cut else None
 
     def tokens(
         self,
@@ -289,17 +343,17 @@ class StepPlanner:
     def _alone(self, model: CostModel, prompt: Prefill, behind_others: bool) -> int:
         """Follow the prompt's own cut; 0 when it has none and others are in the pipeline before it."""
         known = self._cuts.get(prompt.key)
-        if known is None or prompt.history not in known[1]:
+        if known is None or not known.holds(prompt):
             if behind_others:
                 return 0
             known = self._cut(model, prompt)
-        return known[1][prompt.history]
+        return known.chunks[prompt.history]
 
     def vary(self, prompts: int) -> None:
         """Cut one step of each of this many prompts in two, so that they tell more than steps that are all alike."""
         self._varied = prompts
 
-    def _cut(self, model: CostModel, prompt: Prefill) -> tuple[Plan, dict[int, int]]:
+    def _cut(self, model: CostModel, prompt: Prefill) -> _Cut:
         end = prompt.history + prompt.remaining
         cut = plan(
             self._stage_models or model,
@@ -321,10 +375,10 @@ class StepPlanner:
         for size in sizes:
             chunks[at] = max(size, min(self.min_chunk, end - at))
             at += size
-        self._cuts[prompt.key] = (cut, chunks)
+        known = self._cuts[prompt.key] = _Cut(cut, chunks, end)
         if len(self._cuts) > _REMEMBERED_CUTS:
             self._cuts.popitem(last=False)
-        return cut, chunks
+        return known
 
     def _shared(
         self, model: CostModel, queue: Sequence[Prefill], more: int, other_seconds: float, in_flight: Sequence[float]
@@ -345,20 +399,18 @@ class StepPlanner:
     def _load(
         self, model: CostModel, queue: Sequence[Prefill], more: int, in_flight: Sequence[float], later: float
     ) -> Load:
-        limit = self.max_chunk
-        ends = [(prompt.history, prompt.history + prompt.remaining) for prompt in queue]
-        works = [model.work(start, end) for start, end in ends]
-        shown, own = sum(works), sum(works) / len(works)
+        works, full = self._works.of(model, queue)
+        shown = sum(works)
+        own = shown / len(works)
         ahead = sum(accumulate(works)) + more * shown + own * more * (more + 1) / 2
-        long = [(start, end) for start, end in ends if model.c2 and end - start > limit]
         return Load(
             stages=self.stages,
             ahead=ahead / (len(works) + more),
             own=own,
             system=shown + more * own + sum(max(seconds - model.c0, 0.0) for seconds in in_flight),
             before=max(in_flight, default=0.0),
-            full=[(model.work(start, start + limit), model.work(end - limit, end)) for start, end in long],
-            growth=model.c2 * limit**2,
+            full=full,
+            growth=model.c2 * self.max_chunk**2,
             count=len(queue),
             later=later,
         )
@@ -393,5 +445,8 @@ class StepPlanner:
 
 def _alike(queue: Sequence[Prefill]) -> bool:
     """Whether prompts have as many tokens left as each other, but for the first, which may have been begun."""
+    some = queue[-1].remaining, queue[len(queue) > 1].remaining
+    if max(some) > (1 + _WHOLE) * min(some):
+        return False
     left = [prompt.remaining for prompt in queue[1:]] or [queue[0].remaining]
     return max(left) <= (1 + _WHOLE) * min(left) and queue[0].remaining <= (1 + _WHOLE) * max(left)

@@ -53,7 +53,7 @@ class Prompt:
     loading: bool = False
     seconds: float = 0.0
     first_token: float = 0.0
-    looked: int = 0
+    looked: int | None = None
     seen: int = 0
 
     @property
@@ -140,7 +140,7 @@ class Scheduler:
         self._waiting: deque[Prompt] = deque()
         self._loaded: deque[Prompt] = deque()  # those that wait for their KV, or had it loaded
         self._steps = 0
-        self._known: set[Prompt] = set()  # whose prefix hits were looked up
+        self._firsts = 0  # prompts whose prefix hits were looked up
         self.rehits = 0  # tokens that preempted prompts found in the cache
         self.started: list[tuple[Prompt, int]] = []  # loads begun in the last step, with their tokens
 
@@ -152,8 +152,9 @@ class Scheduler:
         return Prompt(request, now, Holding(self._cache.content(request.blocks, request.unit, request.tokens)))
 
     def queue(self, prompt: Prompt) -> None:
-        """The prompt waits for its turn."""
+        """The prompt waits for its turn; its prefix hit is looked up for the next step."""
         self._waiting.append(prompt)
+        self._hit(prompt, self._steps + 1)
 
     def hit(self, request: Request) -> int:
         """Tokens of a request that need not be computed, as things stand; changes nothing."""
@@ -234,7 +235,7 @@ class Scheduler:
         """Have the policy say in which order those that have not begun are served; preempted ones stay before them."""
         begun = [prompt for prompt in self._waiting if prompt.hit is not None]
         others = [prompt for prompt in self._waiting if prompt.hit is None]
-        ranks = self._policy.ranks([prompt.prefill(now, self._hit(prompt, anew=False)) for prompt in others])
+        ranks = self._policy.ranks([prompt.prefill(now, self._hit(prompt, self._steps)) for prompt in others])
         order = sorted(range(len(others)), key=ranks.__getitem__)
         self._waiting = deque([*begun, *(others[at] for at in order)])
 
@@ -252,25 +253,23 @@ class Scheduler:
         room = max(min(_SHOWN, self._most - len(self._running)), 0)
         ready = (prompt for prompt in chain(self._loaded, self._waiting) if not (prompt.loading or prompt.stale))
         for shown, prompt in enumerate(islice(ready, room)):
-            prefills.append(prompt.prefill(now, self._hit(prompt, anew=left > 0 and shown < _ANEW)))
+            prefills.append(prompt.prefill(now, self._hit(prompt, self._steps, anew=left > 0 and shown < _ANEW)))
             left -= prefills[-1].remaining
         shown = len(prefills) - begun
-        if len(self._known) > 64 + 4 * shown:
-            self._known = {prompt for prompt in self._known if not prompt.done}
         loading = sum(prompt.loading for prompt in self._loaded)
         return Queue(prefills, begun, len(self._waiting) + len(self._loaded) - loading - shown, decodes)
 
-    def _hit(self, prompt: Prompt, *, anew: bool) -> int:
-        """Tokens of a waiting prompt that the planner knows to be there."""
+    def _hit(self, prompt: Prompt, step: int, *, anew: bool = False) -> int:
+        """Tokens of a waiting prompt that the planner knows to be there in a step."""
         if prompt.history:
             return prompt.history
         if prompt.remaining < self._cache.block:  # no block that could be found
             return 0 if self._loads else prompt.request.cached
-        known = prompt in self._known
-        if not known or anew or self._steps - prompt.looked >= _PATIENCE:
-            self._known.add(prompt)
+        if prompt.looked is None or anew or step - prompt.looked >= _PATIENCE:
+            first = prompt.looked is None
+            self._firsts += first
             # Not all are looked up again in the same step.
-            prompt.looked = self._steps - (0 if known else len(self._known) % _PATIENCE)
+            prompt.looked = step - (self._firsts % _PATIENCE if first else 0)
             found = _blocks(self._look_up(prompt)) * self._cache.block
             prompt.seen = found if self._loads else max(found, prompt.request.cached)
         return prompt.seen

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from isochunk.core.steps import Prefill
 from isochunk.vllm import compat
 
-__all__ = ["Batch", "Law", "Prompt", "gather", "shares"]
+__all__ = ["Batch", "Law", "Prompt", "Walker", "shares"]
 
 _SHOWN = 32  # waiting prompts that the law is shown one by one
 _ANEW = 4  # of them, how many are looked up in the prefix cache at each step
@@ -21,7 +21,8 @@ class Prompt:
     """A prompt that wants tokens.
 
     ``cached`` of its tokens are in the local prefix cache, as far as is known; ``alone`` is what vLLM without isochunk
-    would give it in this step.
+    would give it in this step (of one that waits, only where a threshold or a KV connector makes that count). ``hit``
+    is its last look-up, where there is anything to look up.
     """
 
     request: Any
@@ -29,16 +30,19 @@ class Prompt:
     alone: int
     waits: bool
     cached: int = 0
+    hit: compat.Hit | None = None
 
     @property
     def key(self) -> str:
         """The request's id."""
         return self.prefill.key
 
-    def still(self, request: Any, history: int, lacks: int) -> bool:
+    def still(self, request: Any, history: int) -> bool:
         """Whether this is the same request, waiting, with as much to do."""
         prefill = self.prefill
-        return self.waits and self.request is request and prefill.history == history and prefill.remaining == lacks
+        return (
+            self.request is request and prefill.history == history and prefill.remaining == request.num_tokens - history
+        )
 
     @property
     def lacks(self) -> int:
@@ -82,50 +86,121 @@ class Batch:
             left -= prompt.alone
 
 
-def gather(
-    scheduler: Any,
-    hits: compat.PrefixHits,
-    external: compat.ExternalHits,
-    before: Sequence[Prompt] = (),
-    *,
-    timed: bool = True,
-) -> Batch:
-    """Walk through vLLM's queues as its next `schedule` will.
+class Walker:
+    """Walks through vLLM's queues as its next `schedule` will.
+
+    What it found of those that wait is kept as long as they are the same, as is most often so from step to step.
 
     Args:
         scheduler: vLLM's.
         hits: what waiting prompts have in the prefix cache.
         external: what a KV connector has of them, if there is one.
-        before: prompts of the step before; those that still wait, with as much to do, are taken over.
         timed: whether anybody asks how long prompts have waited.
     """
-    limit = scheduler.max_num_scheduled_tokens
-    threshold = compat.prefill_threshold(scheduler)
-    room = compat.most_active(scheduler) - scheduler.num_waiting_for_streaming_input - len(scheduler.running)
-    batch = Batch(limit, limit, max(room, 0), threshold)
-    adapters = _Adapters(scheduler)
-    now = time.time() if timed else None
-    _add_running(scheduler, batch, adapters, now)
-    _add_waiting(scheduler, batch, adapters, hits, external, {prompt.key: prompt for prompt in before}, now)
-    return batch
+
+    def __init__(
+        self, scheduler: Any, hits: compat.PrefixHits, external: compat.ExternalHits, *, timed: bool = True
+    ) -> None:
+        self._scheduler, self._hits, self._external, self._timed = scheduler, hits, external, timed
+        self._waiting: list[Prompt] = []
+        self._state: list[Any] | None = None  # of the queue in which these were found; None where nothing holds it
+        self._most = 0
+
+    def batch(self) -> Batch:
+        """Who could be in the next step."""
+        scheduler = self._scheduler
+        limit = scheduler.max_num_scheduled_tokens
+        room = compat.most_active(scheduler) - scheduler.num_waiting_for_streaming_input - len(scheduler.running)
+        batch = Batch(limit, limit, max(room, 0), compat.prefill_threshold(scheduler))
+        adapters = _Adapters(scheduler) if scheduler.lora_config else None
+        now = time.time() if self._timed else None
+        _add_running(scheduler, batch, adapters, now)
+        if batch.room and self._as_before(batch):
+            self._look_again(batch.left)
+        else:
+            self._walk(batch, adapters, now)
+        batch.prompts += self._waiting
+        self._hits.paid()
+        batch.more = compat.waiting_behind(scheduler, [prompt.request for prompt in self._waiting])
+        return batch
+
+    def _as_before(self, batch: Batch) -> bool:
+        """Whether those that wait are those of the step before, none of them changed."""
+        if self._state is None or batch.threshold or min(batch.room, _SHOWN) != self._most:
+            return False
+        return compat.waiting_state(self._scheduler, len(self._waiting) + 1) == self._state
+
+    def _look_again(self, left: int) -> None:
+        """Is as much in the prefix cache as before, of those that may be next and of those whose turn it is?"""
+        step, waiting = self._scheduler.current_step, self._waiting
+        long_ago = step - compat.PATIENCE
+        for at, prompt in enumerate(waiting):
+            hit = prompt.hit
+            following = at < _ANEW and left > 0
+            if hit is not None and (following or hit.at <= long_ago):
+                cached = self._hits.of(prompt.request, step, following=following)
+                if cached != prompt.cached:
+                    waiting[at] = _waiting(prompt.request, cached, cached, None)
+                    waiting[at].hit = hit
+            if following:
+                left -= waiting[at].lacks
+
+    def _walk(self, batch: Batch, adapters: _Adapters | None, now: float | None) -> None:
+        scheduler, hits, external = self._scheduler, self._hits, self._external
+        before = {prompt.key: prompt for prompt in self._waiting}
+        step, left, threshold = scheduler.current_step, batch.left, batch.threshold
+        far = external.used or threshold > 0  # every prompt that vLLM's own budget would reach counts then
+        self._waiting, self._state = [], None
+        if not batch.room:
+            return
+        if adapters is not None:
+            adapters.wait(scheduler)
+        for request in compat.waiting_requests(scheduler):
+            if adapters is not None and not adapters.fit(request):
+                batch.unfit.append(request.request_id)
+                continue
+            cached = hits.of(request, step, following=left > 0 and len(self._waiting) < _ANEW)
+            history = external.known(request, cached) if external.used else cached
+            prompt = before.get(request.request_id)
+            if prompt is None or now is not None or not prompt.still(request, history):
+                prompt = _waiting(request, history, cached, now)
+            prompt.alone, prompt.cached = max(min(prompt.lacks, threshold or prompt.lacks, left), 0), cached
+            prompt.hit = hits.known(request)
+            left -= prompt.alone
+            if adapters is not None:
+                adapters.add(request)
+            self._waiting.append(prompt)
+            shown = len(self._waiting)
+            if shown >= batch.room or (shown >= _SHOWN and not (far and left > 0)):
+                break
+        if adapters is None and now is None and not far:
+            self._keep(batch)
+
+    def _keep(self, batch: Batch) -> None:
+        requests = [prompt.request for prompt in self._waiting]
+        state = compat.waiting_state(self._scheduler, len(requests) + 1)
+        looked_at = state[: len(state) // 2]
+        if looked_at[: len(requests)] == requests and compat.just_wait(looked_at):
+            self._state, self._most = state, min(batch.room, _SHOWN)
 
 
-def _add_running(scheduler: Any, batch: Batch, adapters: _Adapters, now: float | None) -> None:
-    left, threshold = batch.left, batch.threshold
+def _add_running(scheduler: Any, batch: Batch, adapters: _Adapters | None, now: float | None) -> None:
+    left, threshold, due = batch.left, batch.threshold, compat.decodes_due_by(scheduler)
     for request in scheduler.running:
         computed, placeholders = request.num_computed_tokens, request.num_output_placeholders
         lacks = request.num_tokens_with_spec + placeholders - computed
         decodes = not request.is_prefill_chunk
         if decodes and not batch.streams:
             batch.streams = compat.streams_on(request, lacks)
-        if lacks <= 0 or not compat.decode_due(scheduler, request):
+        if lacks <= 0 or request.next_decode_eligible_step > due:
             continue
         if placeholders and computed + 2 - placeholders >= request.num_prompt_tokens + request.max_tokens:
             continue  # vLLM knows that its last token is on its way
-        if not adapters.fit(request):
-            batch.aside.append(request)
-            continue
-        adapters.add(request)
+        if adapters is not None:
+            if not adapters.fit(request):
+                batch.aside.append(request)
+                continue
+            adapters.add(request)
         alone = min(lacks, left)
         if decodes:
             batch.decodes.append((lacks, computed))
@@ -138,40 +213,9 @@ def _add_running(scheduler: Any, batch: Batch, adapters: _Adapters, now: float |
     batch.begun = len(batch.prompts)
 
 
-def _add_waiting(
-    scheduler: Any,
-    batch: Batch,
-    adapters: _Adapters,
-    hits: compat.PrefixHits,
-    external: compat.ExternalHits,
-    before: Mapping[str, Prompt],
-    now: float | None,
-) -> None:
-    step, left, threshold = scheduler.current_step, batch.left, batch.threshold
-    far = external.used or threshold > 0  # every prompt that vLLM's own budget would reach counts then
-    shown: list[Any] = []
-    if batch.room:
-        adapters.wait(scheduler)
-        for request in compat.waiting_requests(scheduler):
-            if not adapters.fit(request):
-                batch.unfit.append(request.request_id)
-                continue
-            cached = hits.of(request, step, following=left > 0 and len(shown) < _ANEW)
-            history = external.known(request, cached) if external.used else cached
-            lacks = request.num_tokens - history
-            alone = min(lacks, threshold or lacks, left) if left > 0 else 0
-            left -= alone
-            adapters.add(request)
-            prompt = before.get(request.request_id)
-            if prompt is None or now is not None or not prompt.still(request, history, lacks):
-                prompt = Prompt(request, _prefill(request, history, lacks, now), alone, waits=True)
-            prompt.alone, prompt.cached = alone, cached
-            batch.prompts.append(prompt)
-            shown.append(request)
-            if len(shown) >= batch.room or (len(shown) >= _SHOWN and not (far and left > 0)):
-                break
-    hits.keep(len(shown), scheduler.requests)
-    batch.more = compat.waiting_behind(scheduler, shown)
+def _waiting(request: Any, history: int, cached: int, now: float | None) -> Prompt:
+    prefill = _prefill(request, history, request.num_tokens - history, now)
+    return Prompt(request, prefill, 0, waits=True, cached=cached)
 
 
 def _prefill(request: Any, history: int, lacks: int, now: float | None) -> Prefill:
@@ -182,23 +226,21 @@ class _Adapters:
     """LoRA adapters of a step: at most so many."""
 
     def __init__(self, scheduler: Any) -> None:
-        lora = scheduler.lora_config
-        self._most: int | None = lora.max_loras if lora else None
+        self._most = int(scheduler.lora_config.max_loras)
         self._in: set[int] = set()
 
     def fit(self, request: Any) -> bool:
-        if self._most is None or not request.lora_request:
+        if not request.lora_request:
             return True
         return request.lora_request.lora_int_id in self._in or len(self._in) < self._most
 
     def add(self, request: Any) -> None:
-        if self._most is not None and request.lora_request:
+        if request.lora_request:
             self._in.add(request.lora_request.lora_int_id)
 
     def wait(self, scheduler: Any) -> None:
         """From here on waiting requests are asked about."""
-        if self._most is not None:
-            self._in |= compat.adapters_of_running(scheduler)
+        self._in |= compat.adapters_of_running(scheduler)
 
 
 class Law(Protocol):

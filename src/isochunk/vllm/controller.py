@@ -184,6 +184,7 @@ class Controller:
     def gone(self, request_ids: Iterable[str]) -> None:
         """The runs of these requests are over: they ended, or were preempted."""
         for request_id in request_ids:
+            self.planner.gone(request_id)
             if not request_id.startswith(PREFIX):  # a probe that is given up asks for the steps that came out
                 self.log.drop(request_id)
 
@@ -269,7 +270,7 @@ class Controller:
         shares = [*((part.chunk, part.history) for part in step.parts), *step.decodes]
         row = features([new for new, _ in shares], [history for _, history in shares], self.model)
         if self.config.need_timing:
-            self._calibrator.add(row, seconds, step.parts[0].request_id)
+            self._calibrator.add(row, seconds, step.runs[0])  # ids are used again
             self._new_samples += 1
         if self.model is None or not guarded:
             return

@@ -142,10 +142,10 @@ class PromptLog:
         return record
 
     def find(self, request_id: str) -> PromptRecord | None:
-        """A prompt's record, finished or not."""
+        """A prompt's record, finished or not; the last one under this id."""
         if (run := self._open.get(request_id)) is not None:
             return run.record
-        return next((record for record in self._finished if record.request_id == request_id), None)
+        return next((record for record in reversed(self._finished) if record.request_id == request_id), None)
 
     def take(self, request_id: str) -> PromptRecord | None:
         """Remove and return a prompt's record, finished or not."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncScheduler
@@ -13,7 +13,7 @@ from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 from isochunk.core.steps import Prefill, StepPlanner
 from isochunk.core.turns import Turns, rank
 from isochunk.vllm import compat
-from isochunk.vllm.batch import Batch, Prompt, gather, shares
+from isochunk.vllm.batch import Batch, Prompt, Walker, shares
 from isochunk.vllm.config import ChunkConfig
 from isochunk.vllm.controller import Controller
 from isochunk.vllm.prompts import Part
@@ -33,6 +33,7 @@ class NarrowedScheduler:
     block_size: int
     connector: Any
     current_step: int
+    finished_req_ids: set[str]
     max_num_scheduled_tokens: int
     num_spec_tokens: int
     requests: dict[str, Any]
@@ -49,8 +50,8 @@ class NarrowedScheduler:
         self._hits = compat.PrefixHits(self)
         self._block = compat.alignment(self)
         self._external = compat.ExternalHits(self.connector, self.block_size)
-        self._shown: list[Prompt] = []
         self._turns = Turns(None if compat.own_schedule(self) else config.max_queue_delay)
+        self._walker = Walker(self, self._hits, self._external, timed=self._turns.bounded)
         self._longest_wait = None if compat.own_schedule(self) else config.least_work_first
         self._latency = config.max_inter_token_latency
         self._traced = compat.is_traced(self.vllm_config)
@@ -71,6 +72,8 @@ class NarrowedScheduler:
         """vLLM's own `schedule`, each prompt's chunk and the step within isochunk's bounds."""
         bounds = None
         with self.isochunk.attempt("the planner") as attempt:
+            self._hits.forget(self.finished_req_ids)
+            self._gone(self.finished_req_ids)
             bounds = self._bounds()
             attempt.idle = bounds is None
         with compat.bounded(self, bounds, self._external.passing):
@@ -81,6 +84,12 @@ class NarrowedScheduler:
                 self._turns.refused()
             self._entered(output)
         return output
+
+    def add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        """vLLM's own `add_request`; what a prompt has in the prefix cache is looked up as it comes, not in a step."""
+        super().add_request(request, *args, **kwargs)  # type: ignore[misc]
+        with self.isochunk.attempt("looking up a prefix") as attempt:
+            attempt.idle = not self._hits.of(request, self.current_step)
 
     def get_grammar_bitmask(self, *args: Any, **kwargs: Any) -> Any:
         """vLLM's own `get_grammar_bitmask`: its engine asks for it when a step has been sent off to the workers."""
@@ -118,10 +127,13 @@ class NarrowedScheduler:
             return None
         if self._longest_wait is not None:
             self._reorder(self._longest_wait)
-        batch = gather(self, self._hits, self._external, self._shown, timed=self._turns.bounded)
-        self._shown = list(batch.prompts)
-        yielding = self._turns.aside([prompt.prefill for prompt in batch.prompts], batch.begun)
-        prompts = [prompt for prompt in batch.prompts if prompt.key not in yielding]
+        batch = self._walker.batch()
+        yielding: frozenset[str] = frozenset()
+        if self._turns.bounded:
+            yielding = self._turns.aside([prompt.prefill for prompt in batch.prompts], batch.begun)
+        prompts = list(batch.prompts)
+        if yielding:
+            prompts = [prompt for prompt in prompts if prompt.key not in yielding]
         given, loads = self._shares(prompts, batch, between=bool(yielding))
         if yielding and loads and not prompts:  # who would take the step loads its KV meanwhile
             yielding, prompts = frozenset(), list(batch.prompts)
@@ -165,7 +177,9 @@ class NarrowedScheduler:
         for _ in range(_ASKED):
             given = shares(prompts, batch, law, self._least, self._block) if prompts else {}
             changed = False
-            for prompt in [prompt for prompt in prompts if prompt.waits and prompt.key in given.keys() - asked]:
+            if not self._external.used:
+                break
+            for prompt in [each for each in prompts if each.waits and each.key in given and each.key not in asked]:
                 asked.add(prompt.key)
                 told = self._external.history(prompt.request, prompt.cached)
                 changed |= told != prompt.prefill.history
@@ -185,10 +199,13 @@ class NarrowedScheduler:
     ) -> compat.Bounds:
         budget = sum(new for new, _ in batch.decodes) + sum(given.values())
         caps = dict(given)
-        for prompt in prompts:
-            if prompt.lacks == 1 and prompt.key in given:  # vLLM pads such a prompt, or lets it wait
-                caps[prompt.key] += self.num_spec_tokens
-                budget += self.num_spec_tokens
+        if self.num_spec_tokens:
+            for prompt in prompts:
+                if prompt.lacks == 1 and prompt.key in given:  # vLLM pads such a prompt, or lets it wait
+                    caps[prompt.key] += self.num_spec_tokens
+                    budget += self.num_spec_tokens
+        if not self._external.used:
+            return compat.Bounds(min(budget, batch.limit), caps, aside)
         behind = [prompt for prompt in prompts if prompt.waits and prompt.alone and prompt.key not in given]
         held: dict[str, int] = {}
         if loads or any(self._external.may_load(prompt.request) for prompt in behind):
@@ -200,10 +217,16 @@ class NarrowedScheduler:
     def _least(self, prompt: Prompt) -> int:
         return compat.least_chunk(self, prompt.request, prompt.prefill.history)
 
+    def _gone(self, request_ids: Collection[str]) -> None:
+        """These requests ended, or were preempted; others may have come under their ids."""
+        if request_ids:
+            self._external.gone(request_ids)
+            self.isochunk.controller.gone(request_ids)
+
     def _entered(self, output: Any) -> None:
-        gone = [*output.finished_req_ids, *(output.preempted_req_ids or ())]
-        self._external.forget(self, gone)
-        self.isochunk.controller.gone(gone)
+        self._external.forget(self)
+        if output.preempted_req_ids:
+            self._gone(output.preempted_req_ids)
         scheduled = output.num_scheduled_tokens
         if not scheduled:
             return

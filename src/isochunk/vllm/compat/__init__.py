@@ -26,7 +26,7 @@ from isochunk.vllm.compat.ascend import (
     ascend_version,
     balance_scheduling,
     class_that_replaces_schedule,
-    decode_due,
+    decodes_due_by,
     mend_own_schedule,
     own_schedule,
     reads_nested_section,
@@ -38,7 +38,7 @@ from isochunk.vllm.compat.few_cores import device_index_of_cpu, keep_cores, nap_
 from isochunk.vllm.compat.names import check_names, check_scheduler
 from isochunk.vllm.compat.no_workers import use_executor, without_platform
 from isochunk.vllm.compat.patching import vllm_version
-from isochunk.vllm.compat.prefixes import PrefixHits
+from isochunk.vllm.compat.prefixes import PATIENCE, Hit, PrefixHits
 from isochunk.vllm.compat.routes import add_routes, has_metrics, metrics_registry, token_is_valid
 from isochunk.vllm.compat.scheduling import (
     aborted_status,
@@ -51,16 +51,20 @@ from isochunk.vllm.compat.spans import add_to_spans, is_traced, tell_span
 from isochunk.vllm.compat.waiting import (
     adapters_of_running,
     is_paused,
+    just_wait,
     prefill_threshold,
     reorder_waiting,
     streams_on,
     waiting_behind,
     waiting_requests,
+    waiting_state,
 )
 
 __all__ = [
+    "PATIENCE",
     "Bounds",
     "ExternalHits",
+    "Hit",
     "PrefixHits",
     "aborted_status",
     "adapters_of_running",
@@ -76,11 +80,12 @@ __all__ = [
     "check_names",
     "check_scheduler",
     "class_that_replaces_schedule",
-    "decode_due",
+    "decodes_due_by",
     "device_index_of_cpu",
     "has_metrics",
     "is_paused",
     "is_traced",
+    "just_wait",
     "keep_cores",
     "kv_cache_tokens",
     "least_chunk",
@@ -102,6 +107,7 @@ __all__ = [
     "vllm_version",
     "waiting_behind",
     "waiting_requests",
+    "waiting_state",
     "without_platform",
     "without_prefix_cache",
 ]

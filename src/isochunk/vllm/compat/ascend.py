@@ -6,6 +6,7 @@ this against its own files, on machines without an NPU.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from importlib import metadata, util
@@ -19,7 +20,7 @@ __all__ = [
     "ascend_version",
     "balance_scheduling",
     "class_that_replaces_schedule",
-    "decode_due",
+    "decodes_due_by",
     "mend_own_schedule",
     "own_schedule",
     "reads_nested_section",
@@ -93,12 +94,12 @@ def own_schedule(scheduler: Any) -> bool:
     return bool(getattr(scheduler, "_disable_preemption", False))
 
 
-def decode_due(scheduler: Any, request: Any) -> bool:
-    """Whether vLLM's next `schedule` looks at this running request.
+def decodes_due_by(scheduler: Any) -> float:
+    """Running requests whose `next_decode_eligible_step` is no later are looked at by vLLM's next `schedule`.
 
     Why: from one decode to the next of a request, as many steps pass as there are stages, where the worker asks for it.
     """
-    return own_schedule(scheduler) or scheduler.current_step + 1 >= request.next_decode_eligible_step
+    return math.inf if own_schedule(scheduler) else int(scheduler.current_step) + 1
 
 
 def mend_own_schedule(scheduler: Any) -> None:

@@ -83,14 +83,17 @@ class ExternalHits:
         if self._reach is not None and tokens:
             self._reach.take(tokens)
 
-    def forget(self, scheduler: Any, gone: Collection[str] = ()) -> None:
-        """Call it after each step, with those that are no more: what could be loaded may be gone in the next."""
+    def forget(self, scheduler: Any) -> None:
+        """Call it after each step: what could be loaded may be gone in the next."""
         self._answers.clear()
         self._reach = None
         if self._put_off:
             wait_their_turn(scheduler, self._put_off)
             self._put_off = []
-        for key in gone:
+
+    def gone(self, request_ids: Collection[str]) -> None:
+        """These requests are no more, or begin anew."""
+        for key in request_ids:
             self._computed.pop(key, None)
 
     def _tell(self, request: Any, num_computed_tokens: int) -> _Answer:

@@ -51,6 +51,7 @@ SCHEDULER = (
     "connector",
     "current_step",
     "finished_recving_kv_req_ids",
+    "finished_req_ids",
     "kv_cache_config.kv_cache_groups",
     "kv_cache_config.num_blocks",
     "kv_cache_manager.block_pool.get_cached_block",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from isochunk.vllm.compat.patching import need
 
-__all__ = ["PrefixHits"]
+__all__ = ["PATIENCE", "Hit", "PrefixHits"]
 
-_PATIENCE = 8  # steps after which a prompt that is not the next is looked up again
+PATIENCE = 8  # steps after which a prompt that is not the next is looked up again
 _PAID = 64  # blocks that a step pays for where vLLM's own look-up is needed
 
 
@@ -34,8 +34,8 @@ class PrefixHits:
         self._groups, self._block, self._scale, self._exact = _full_attention(coordinator, scheduler)
         managers = coordinator.single_type_managers
         self._dropped = int(self._exact and bool(getattr(managers[0], "use_eagle", False)))
-        self._known: dict[str, _Hit] = {}
-        self._debt = 0
+        self._known: dict[str, Hit] = {}
+        self._debt = self._firsts = 0
 
     def of(self, request: Any, step: int, *, following: bool = False) -> int:
         """Tokens of a waiting request that need not be computed; the last one always is, as vLLM does.
@@ -51,21 +51,29 @@ class PrefixHits:
             return 0
         hit = self._known.get(request.request_id)
         if hit is None or hit.hashes is not request.block_hashes:
-            hit = self._known[request.request_id] = _Hit(request.block_hashes)
+            hit = self._known[request.request_id] = Hit(request.block_hashes)
             self._look(request, hit)
-            hit.at = step - len(self._known) % _PATIENCE  # so that not all are looked up again in the same step
-        elif step != hit.at and (following or step - hit.at >= _PATIENCE):
+            self._firsts += 1
+            hit.at = step - self._firsts % PATIENCE  # so that not all are looked up again in the same step
+        elif step != hit.at and (following or step - hit.at >= PATIENCE):
             hit.at = step
             self._look(request, hit)
         return hit.tokens
 
-    def keep(self, shown: int, requests: Collection[str]) -> None:
-        """A step went by in which so many prompts were looked up; of those known, only these are still there."""
-        self._debt = max(self._debt - _PAID, 0)
-        if len(self._known) > 64 + 4 * shown:
-            self._known = {key: hit for key, hit in self._known.items() if key in requests}
+    def known(self, request: Any) -> Hit | None:
+        """What was found when this request, which waits, was looked up last; None where there is nothing to look up."""
+        return None if request.num_computed_tokens else self._known.get(request.request_id)
 
-    def _look(self, request: Any, hit: _Hit) -> None:
+    def paid(self) -> None:
+        """A step goes by."""
+        self._debt = max(self._debt - _PAID, 0)
+
+    def forget(self, gone: Iterable[str]) -> None:
+        """These requests are no more."""
+        for key in gone:
+            self._known.pop(key, None)
+
+    def _look(self, request: Any, hit: Hit) -> None:
         most = request.num_tokens - 1
         if self._groups:
             blocks = min(most // self._block, len(hit.hashes) // self._scale)
@@ -108,8 +116,9 @@ class PrefixHits:
         return bool(pool.get_cached_block(hashes[(block + 1) * self._scale - 1], self._groups))
 
 
-class _Hit:
-    """What is known of one prompt: ``tokens`` need not be computed, ``blocks`` of full attention are cached."""
+class Hit:
+    """What is known of one prompt since step ``at``: ``tokens`` need not be computed, ``blocks`` of full attention are
+    cached."""
 
     __slots__ = ("at", "blocks", "hashes", "sure", "tokens")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
+from operator import attrgetter
 from typing import Any
 
 from isochunk.vllm.compat.patching import vllm_version
@@ -13,14 +14,17 @@ from isochunk.vllm.versions import minor
 __all__ = [
     "adapters_of_running",
     "is_paused",
+    "just_wait",
     "prefill_threshold",
     "reorder_waiting",
     "streams_on",
     "waiting_behind",
     "waiting_requests",
+    "waiting_state",
 ]
 
 _RUNNING_ADAPTERS = (0, 33)
+_STATE = attrgetter("status", "num_computed_tokens", "num_tokens")
 
 
 def waiting_requests(scheduler: Any) -> Iterator[Any]:
@@ -29,22 +33,35 @@ def waiting_requests(scheduler: Any) -> Iterator[Any]:
     Why: the queues are internals of `Scheduler`. Those that wait for a grammar, remote KV or the next part of a
     stream are passed over, as vLLM does; those whose grammar or KV has just come are not, since vLLM takes them on.
     """
+    return filter(_ready(scheduler), _order(scheduler))
+
+
+def waiting_state(scheduler: Any, count: int) -> list[Any]:
+    """The first ``count`` requests in vLLM's order, blocked ones too, with what may change of one that just waits.
+
+    Where the list is equal to an older one, the queue is as it was, if none of those was blocked.
+    """
+    requests = list(islice(_order(scheduler), count))
+    return [*requests, *map(_STATE, requests)]
+
+
+def just_wait(requests: Iterable[Any]) -> bool:
+    """Whether all of these wait for nothing but tokens, and have not been preempted."""
+    from vllm.v1.request import RequestStatus
+
+    return all(request.status is RequestStatus.WAITING for request in requests)
+
+
+def _order(scheduler: Any) -> Iterable[Any]:
     paused = is_paused(scheduler)
-    if paused == "all":
-        return
-    order: Iterator[Any]
     if hasattr(scheduler, "kv_holding_waiting"):
         # While new requests are held back, those that hold KV blocks are still taken.
-        order = chain(scheduler.kv_holding_waiting, () if paused else scheduler.waiting)
-    elif paused:
-        return
-    else:  # form of 0.23 to 0.30: what was skipped has a queue of its own, and priorities decide between the two
-        queues = (scheduler.skipped_waiting, scheduler.waiting)
-        order = heapq.merge(*queues) if scheduler.policy.value == "priority" else chain(*queues)
-    ready = _ready(scheduler)
-    for request in order:
-        if ready(request):
-            yield request
+        return () if paused == "all" else chain(scheduler.kv_holding_waiting, () if paused else scheduler.waiting)
+    if paused:
+        return ()
+    # form of 0.23 to 0.30: what was skipped has a queue of its own, and priorities decide between the two
+    queues = (scheduler.skipped_waiting, scheduler.waiting)
+    return heapq.merge(*queues) if scheduler.policy.value == "priority" else chain(*queues)
 
 
 def reorder_waiting(scheduler: Any, rank: Callable[[Any], tuple[float, float]]) -> None:
