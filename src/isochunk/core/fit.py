@@ -29,7 +29,6 @@ _EXPLAINED = 0.01  # relative error below which the straight line is not doubted
 _BETTER = 0.6  # a shape must have at most this much of the line's error
 _HELD = 20.0  # how much a measured curve counts beside a sample
 _LEAST_LEFT = 0.05  # part of a step that is not attention at least
-_ROUNDS = 6
 _SMALL, _SMALL_SHARE = 64, 0.25  # part of the time of a step of so many tokens that counts as step cost at least
 
 
@@ -124,30 +123,33 @@ def _shaped(
 ) -> Fit:
     """Fit with a curve through the steps without history, or with a bend at a place, or both.
 
-    The curve holds what is left of those steps without their attention, at first by the model ``near``.
+    Those steps are explained by their curve whatever attention takes of them: it is fitted to how much more the same
+    chunks take with a history, and the curve holds what it leaves.
     """
     first = h == 0
     pairs = c * (h + c / 2)
     beyond = np.zeros_like(c) if bend is None else bend.pairs(h, h + c)
-    c2, dearer = near.c2, 0.0
-    line = [np.ones_like(c), c]
-    lower, extra, target = [floors[0], 0.0], np.zeros((0, 5)), np.zeros(0)
-    for _ in range(_ROUNDS if curved else 1):
-        if curved:
-            attention = c2 * pairs[first] + dearer * beyond[first]
-            curve = rising_curve(c[first], np.maximum(t[first] - attention, _LEAST_LEFT * t[first]))
-            line, lower = [curve.array(c)], [0.0]
-        relative = np.stack([*line, pairs, h, beyond], axis=1) / t[:, None]
-        scale = np.linalg.norm(relative, axis=0)
-        scale[scale == 0] = 1.0
-        if curved:  # the curve was measured: what is off is attention and history
-            extra, target = np.array([[_HELD / scale[0], 0.0, 0.0, 0.0]]), np.array([_HELD])
-        solved = (
-            _robust_nnls(relative / scale, t, np.array([*lower, 0.0, floors[1], 0.0]) * scale, extra, target) / scale
-        )
-        c2, c3, dearer = solved[-3:].tolist()
+    line, lower = [np.ones_like(c), c], [floors[0], 0.0]
+    more, dearer_more = pairs, beyond
+    if curved:
+        whole = rising_curve(c[first], t[first])
+        sizes = np.array(whole.tokens)
+        line, lower = [whole.array(c)], [0.0]
+        more = pairs - np.interp(c, sizes, sizes**2 / 2)
+        if bend is not None:
+            dearer_more = beyond - np.interp(c, sizes, bend.pairs(np.zeros_like(sizes), sizes))
+    relative = np.stack([*line, more, h, dearer_more], axis=1) / t[:, None]
+    scale = np.linalg.norm(relative, axis=0)
+    scale[scale == 0] = 1.0
+    extra, target = np.zeros((0, relative.shape[1])), np.zeros(0)
+    if curved:  # the curve was measured: what is off is attention and history
+        extra, target = np.array([[_HELD / scale[0], 0.0, 0.0, 0.0]]), np.array([_HELD])
+    solved = _robust_nnls(relative / scale, t, np.array([*lower, 0.0, floors[1], 0.0]) * scale, extra, target) / scale
+    c2, c3, dearer = solved[-3:].tolist()
     bent = Bend(bend.tokens, 1 + dearer / c2) if bend is not None and c2 > 0 and dearer > 0 else None
     if curved:
+        left = t[first] - c2 * pairs[first] - dearer * beyond[first]
+        curve = rising_curve(c[first], np.maximum(left, _LEAST_LEFT * t[first]))
         model = CostModel.measured(curve, c2, c3, bent)
     else:
         model = CostModel(
