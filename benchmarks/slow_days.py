@@ -4,7 +4,8 @@
 
 Prompts run one after the other on P stages whose seconds follow a true model times the machine's speed at that
 moment, with 2% of noise. TTFT is taken over that of the best fixed size at the same speed (slow days), or of a true
-model's plan (wrong models, after 20 prompts). `CHOSEN` is what the constants of core/calibrator.py and core/guard.py
+model that learns nothing, on steps of the same noise (wrong models, after 20 prompts; alone, and with 8 streams that
+decode beside). `CHOSEN` is what the constants of core/calibrator.py and core/guard.py
 were chosen on, `JUDGED` are others.
 """
 
@@ -17,7 +18,7 @@ from statistics import mean
 import numpy as np
 
 from isochunk.core.cost import CostModel
-from isochunk.core.planner import plan, static_ttft
+from isochunk.core.planner import static_ttft
 from isochunk.core.steps import Prefill, StepPlanner
 from isochunk.vllm.config import ChunkConfig
 from isochunk.vllm.controller import Controller
@@ -65,11 +66,14 @@ WRONG: dict[str, tuple[float, float, float, float]] = {
 class Clock:
     """P stages on which steps take the true model's seconds times the speed, and a controller in front of them."""
 
-    def __init__(self, stages: int, true: CostModel, stored: CostModel, seed: int) -> None:
-        config = ChunkConfig.model_validate({"enabled": True})
+    def __init__(
+        self, stages: int, true: CostModel, stored: CostModel, seed: int, *, streams: int = 0, learn: bool = True
+    ) -> None:
+        config = ChunkConfig.model_validate({"enabled": True, "need_timing": learn})
         self.control = Controller(config, StepPlanner(stages=stages, max_chunk=LIMIT, block=16, min_chunk=16), stages)
         self.control.use_model(stored, "stored")
         self._stages, self._true, self._random = stages, true, random.Random(seed)
+        self._decodes = [(1, 2000 + 100 * stream) for stream in range(streams)]
         self._now, self._prompts = 100.0, 0
 
     def prefill(self, tokens: int, speed: float) -> float:
@@ -80,10 +84,11 @@ class Clock:
         flying: list[tuple[float, int]] = []
         while at < tokens or flying:
             if at < tokens and len(flying) < self._stages:
-                chosen = self.control.tokens([Prefill(key, at, tokens - at)], 0, [])
+                chosen = self.control.tokens([Prefill(key, at, tokens - at)], 0, self._decodes)
                 size = min(chosen or LIMIT, tokens - at)
-                self.control.entered([Part(key, size, at, tokens)], [], self._now, at)
-                seconds = float(self._true.seconds(size, at)) * speed * self._random.lognormvariate(0, NOISE)
+                self.control.entered([Part(key, size, at, tokens)], self._decodes, self._now, at)
+                shares = [(size, at), *self._decodes]
+                seconds = self._true.step(*zip(*shares, strict=True)) * speed * self._random.lognormvariate(0, NOISE)
                 ready = self._now
                 for stage in range(self._stages):
                     ready = left[stage] = max(ready, left[stage]) + seconds
@@ -118,19 +123,20 @@ def day(stages: int, true: CostModel, speed: Speed, seed: int, count: int = 80) 
     )
 
 
-def wrong(stages: int, true: CostModel, factors: tuple[float, float, float, float], seed: int) -> float:
-    """After 20 prompts: mean of 20 more, over what a true model's plan takes."""
+def wrong(
+    stages: int, true: CostModel, factors: tuple[float, float, float, float], seed: int, streams: int = 0
+) -> float:
+    """After 20 prompts: mean TTFT of 40 more, over what it is with the true model."""
     stored = CostModel(
         *(value * factor for value, factor in zip((true.c0, true.c1, true.c2, true.c3), factors, strict=True))
     )
-    clock = Clock(stages, true, stored, seed)
-    drawn = lengths(seed, 40)
-    for tokens in drawn[:20]:
-        clock.prefill(tokens, 1.0)
-    return mean(
-        clock.prefill(tokens, 1.0) / plan(true, tokens, stages, max_chunk=LIMIT, block=16).ttft_s
-        for tokens in drawn[20:]
-    )
+    drawn = lengths(seed, 60)
+
+    def after(model: CostModel, *, learn: bool) -> float:
+        clock = Clock(stages, true, model, seed, streams=streams, learn=learn)
+        return mean([clock.prefill(tokens, 1.0) for tokens in drawn][20:])
+
+    return after(stored, learn=True) / after(true, learn=False)
 
 
 def main() -> None:
@@ -140,8 +146,9 @@ def main() -> None:
             ratios = [day(stages, true, speed, seed) for stages, true in models.values() for seed in (1, 2)]
             print(f"  {name:32s} over the best fixed size " + " ".join(f"{ratio:.3f}" for ratio in ratios))
         for name, factors in WRONG.items():
-            ratios = [wrong(stages, true, factors, seed) for stages, true in models.values() for seed in (1, 2)]
-            print(f"  {name:32s} over a true model        " + " ".join(f"{ratio:.3f}" for ratio in ratios))
+            for streams in (0, 8):
+                ratios = [wrong(*model, factors, seed, streams) for model in models.values() for seed in (1, 2)]
+                print(f"  {name:24s} {streams} streams over true " + " ".join(f"{r:.3f}" for r in ratios), flush=True)
 
 
 if __name__ == "__main__":

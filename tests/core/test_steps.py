@@ -102,3 +102,21 @@ def test_a_prompt_under_the_key_of_one_that_is_gone_gets_a_plan_of_its_own(model
     assert cut(steps, model, 9000) == list(plan(model, 9000, 2, max_chunk=8192, block=16).chunks)
     steps.gone("a")
     assert steps.planned("a") is None
+
+
+def test_one_step_of_a_prompt_beside_decodes_is_varied() -> None:
+    steps = StepPlanner(stages=4, max_chunk=32_768, block=16)
+    model = CostModel(0.02, 1e-5, 1e-10, 1e-7)
+
+    def chunks(key: str) -> list[int]:
+        taken: list[int] = []
+        while (at := sum(taken)) < 100_000:
+            taken.append(steps.tokens(model, [Prefill(key, at, 100_000 - at)], other_seconds=0.001))
+        return taken
+
+    plain = chunks("a")
+    steps.vary(1)
+    assert (first := chunks("b"))[0] == pytest.approx(plain[0] / 2, abs=16)
+    assert first[0] % 16 == 0
+    assert first[1] > 1.5 * first[0]
+    assert chunks("c") == plain

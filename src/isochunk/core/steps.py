@@ -257,6 +257,7 @@ class StepPlanner:
         self._cuts: OrderedDict[str, _Cut] = OrderedDict()
         self._works = Works(max_chunk)
         self._varied = 0
+        self._varied_key = ""
         self._arrivals = Arrivals()
 
     def use(self, policy: Policy, chunk: int | None = None) -> None:
@@ -334,7 +335,10 @@ class StepPlanner:
         total = 0
         if len(queue) == 1 and not more and not other_seconds:
             total = self._alone(model, queue[0], bool(in_flight))
-        return total or self._shared(model, queue, more, other_seconds, in_flight)
+        if total:
+            return total
+        total = self._shared(model, queue, more, other_seconds, in_flight)
+        return self._part(queue[0], total) if self._varied and len(queue) == 1 and not more else total
 
     def _blend(self, tokens: int) -> int:
         blended = self.max_chunk + self.smooth * (tokens - self.max_chunk)
@@ -352,6 +356,15 @@ class StepPlanner:
     def vary(self, prompts: int) -> None:
         """Cut one step of each of this many prompts in two, so that they tell more than steps that are all alike."""
         self._varied = prompts
+
+    def _part(self, prompt: Prefill, tokens: int) -> int:
+        """Half of a step, once a prompt, which varies prompts that follow no cut of their own since others decode."""
+        part = align(prompt.history, tokens / 2, tokens, self.block)
+        if prompt.key == self._varied_key or not self.min_chunk <= part < tokens:
+            return tokens
+        self._varied -= 1
+        self._varied_key = prompt.key
+        return part
 
     def _cut(self, model: CostModel, prompt: Prefill) -> _Cut:
         end = prompt.history + prompt.remaining
@@ -371,6 +384,7 @@ class StepPlanner:
             part = sizes[place] // (2 if len(sizes) > 1 else 4) // self.block * self.block
             if 0 < part < sizes[place]:
                 self._varied -= 1
+                self._varied_key = prompt.key
                 sizes[place : place + 1] = [part, sizes[place] - part]
         for size in sizes:
             chunks[at] = max(size, min(self.min_chunk, end - at))
