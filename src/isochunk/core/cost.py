@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
@@ -287,8 +287,7 @@ def _sums(
     """`features` in plain numbers: a step has few requests, for which arrays are slow."""
     tokens = pairs = read = 0.0
     bend = None if model is None else model.bend
-    numbers = (np.asarray(values, dtype=np.float64).tolist() for values in (chunks, histories))
-    for chunk, history in zip(*numbers, strict=True):
+    for chunk, history in zip(_numbers(chunks), _numbers(histories), strict=True):
         tokens += chunk
         pairs += chunk * (history + chunk / 2)
         read += history
@@ -297,6 +296,11 @@ def _sums(
     if model is not None and model.curve is not None:
         tokens = (model.curve.at(tokens) - model.c0) / model.c1
     return 1.0, tokens, pairs, read
+
+
+def _numbers(values: npt.ArrayLike) -> Sequence[float]:
+    """As they are where they are a list: to make an array of few takes longer than to add them up."""
+    return values if isinstance(values, (list, tuple)) else np.asarray(values, dtype=np.float64).tolist()
 
 
 def _root(seconds: float, slope: float, curvature: float) -> float:

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 _RUNNING_ADAPTERS = (0, 33)
-_STATE = attrgetter("status", "num_computed_tokens", "num_tokens")
+_STATE = attrgetter("status", "num_computed_tokens")
 
 
 def waiting_requests(scheduler: Any) -> Iterator[Any]:
