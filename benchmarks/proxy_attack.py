@@ -2,9 +2,10 @@
 
     python -m benchmarks.proxy_attack
 
-Honest clients ask through the proxy, first alone, then beside 2,000 slow streams and 500 attackers: silent connections,
-heads and bodies that drip, headers of megabytes, floods of requests without a key, clients that do not read. The proxy
-has core 0, all others share core 1.
+32 honest clients ask through the proxy, half of the time on a new connection: alone, beside 2,000 slow streams, and
+beside 500 attackers as well (`benchmarks.proxy_attackers`); rounds of the three parts. At the same time 8 clients ask P
+and D themselves: what they feel is not the proxy's doing. The proxy has core 0; nodes and honest clients have core 1,
+which streams and attackers get when nobody else wants it.
 """
 
 from __future__ import annotations
@@ -19,103 +20,105 @@ import statistics
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import aiohttp
 
-from benchmarks.proxy_overhead import cpu_s, free_port, mock, quantile, rss_mib
+from benchmarks.proxy_attackers import BODY
+from benchmarks.proxy_overhead import cpu_s, direct, free_port, mock, quantile, rss_mib
 
 KEY = {"Authorization": "Bearer secret"}
-BODY = json.dumps({"model": "mock", "prompt": "word " * 400, "max_tokens": 1, "stream": True}).encode()
-LONG = json.dumps({"model": "mock", "prompt": "slow", "max_tokens": 200, "stream": True}).encode()
+Times = dict[str, list[float]]
 
 
-def head(body: bytes, *more: str, length: int | None = None) -> bytes:
-    lines = ["POST /v1/completions HTTP/1.1", "Host: x", f"Content-Length: {len(body) if length is None else length}"]
-    return "\r\n".join([*lines, *more, "\r\n"]).encode()
+async def ask(session: aiohttp.ClientSession, port: int) -> float:
+    fresh = {"Connection": "close"} if random.random() < 0.5 else {}
+    began = time.perf_counter()
+    url = f"http://127.0.0.1:{port}/v1/completions"
+    async with session.post(url, data=BODY, headers=KEY | fresh) as response:
+        text = await response.content.readany()
+        took = time.perf_counter() - began
+        text += await response.read()
+        if response.status != 200 or b"[DONE]" not in text:
+            raise SystemExit(f"an honest client got {response.status}: {text[-200:]!r}")
+    return took
 
 
-async def slow_stream(port: int, opened: asyncio.Event, over: asyncio.Event) -> int:
-    """One stream of a word now and then; what it has read at the end."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(head(LONG, "Authorization: Bearer secret") + LONG)
-    got = len(await reader.read(1000))
-    opened.set()
-    while not over.is_set():
-        with suppress(TimeoutError):
-            async with asyncio.timeout(0.5):
-                part = await reader.read(1000)
-                if not part:
-                    return -1
-                got += len(part)
-    writer.transport.abort()
-    return got
+async def honest(session: aiohttp.ClientSession, port: int, nodes: tuple[str, str], seconds: float) -> Times:
+    """TTFTs of clients that ask one request after the other."""
+    end = time.perf_counter() + seconds
+    took: Times = {"proxy": [], "direct": []}
+    past = direct(*nodes, json.loads(BODY))
 
-
-async def attacker(port: int, kind: int, over: asyncio.Event) -> None:
-    while not over.is_set():
-        with suppress(OSError, asyncio.IncompleteReadError):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            try:
-                await misbehave(reader, writer, kind, over)
-            finally:
-                writer.transport.abort()
-        await asyncio.sleep(0.2)
-
-
-async def misbehave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kind: int, over: asyncio.Event) -> None:
-    if kind == 0:  # says nothing
-        await reader.read(1)
-    elif kind == 1:  # a head that drips
-        writer.write(b"POST /v1/completions HTTP/1.1\r\n")
-        while not over.is_set() and not reader.at_eof():
-            writer.write(b"X: 1\r\n")
-            await writer.drain()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(1):
-                    if not await reader.read(100):
-                        return
-    elif kind == 2:  # an endless header
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nX: ")
-        for _ in range(4):
-            writer.write(b"x" * 65536)
-            await writer.drain()
-        await reader.read(1000)
-        await asyncio.sleep(1)
-    elif kind == 3:  # no key, again and again
-        for _ in range(5):
-            writer.write(head(BODY) + BODY)
-            await reader.read(1000)
-            await asyncio.sleep(0.5)
-    else:  # a body that drips
-        writer.write(head(b"", "Authorization: Bearer secret", length=1_000_000) + b"{")
-        while not over.is_set():
-            writer.write(b" ")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(1):
-                    if not await reader.read(100):
-                        return
-
-
-async def honest(session: aiohttp.ClientSession, port: int, seconds: float) -> list[float]:
-    """TTFTs of 32 clients that ask one request after the other."""
-    end, took = time.perf_counter() + seconds, []
-
-    async def client() -> None:
+    async def client(way: str) -> None:
+        await asyncio.sleep(random.random() * 0.3)
         while time.perf_counter() < end:
-            began = time.perf_counter()
-            url = f"http://127.0.0.1:{port}/v1/completions"
-            async with session.post(url, data=BODY, headers=KEY) as response:
-                await response.content.readany()
-                took.append(time.perf_counter() - began)
-                text = await response.read()
-                if response.status != 200 or b"[DONE]" not in text:
-                    raise SystemExit(f"an honest client got {response.status}: {text[-200:]!r}")
+            took[way].append(await (ask(session, port) if way == "proxy" else past(session)))
             await asyncio.sleep(random.random() * 0.4)
 
-    await asyncio.gather(*(client() for _ in range(32)))
+    await asyncio.gather(*(client("proxy") for _ in range(32)), *(client("direct") for _ in range(8)))
     return took
+
+
+@asynccontextmanager
+async def others(what: str, number: int, port: int, told: dict[str, Any]) -> AsyncIterator[None]:
+    """Streams or attackers for as long as the context lasts."""
+    command = [sys.executable, "-m", "benchmarks.proxy_attackers", what, "--port", str(port), "--number", str(number)]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+    assert process.stdout is not None
+    try:
+        assert (await process.stdout.readline()).strip() == b"ready"
+        yield
+        said, _ = await process.communicate(b"")
+        for name, value in json.loads(said).items():
+            told.setdefault(f"{what}: {name}", []).append(value)
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+
+
+async def lag(session: aiohttp.ClientSession, port: int, over: asyncio.Event, took: list[float]) -> None:
+    """How long the proxy takes to say that it is well: no node is asked for that."""
+    while not over.is_set():
+        began = time.perf_counter()
+        async with session.get(f"http://127.0.0.1:{port}/health") as response:
+            await response.read()
+        took.append(time.perf_counter() - began)
+        await asyncio.sleep(random.uniform(0.01, 0.03))
+
+
+async def part(
+    session: aiohttp.ClientSession,
+    port: int,
+    nodes: tuple[str, str],
+    given: argparse.Namespace,
+    into: dict[str, Any],
+    proxy: subprocess.Popen[bytes],
+) -> None:
+    over, healths = asyncio.Event(), []
+    before, began = cpu_s(proxy), time.perf_counter()
+    looking = asyncio.create_task(lag(session, port, over, healths))
+    for way, took in (await honest(session, port, nodes, given.seconds)).items():
+        into.setdefault(way, []).append(took)
+    into.setdefault("core", []).append((cpu_s(proxy) - before) / (time.perf_counter() - began))
+    over.set()
+    await looking
+    into.setdefault("health", []).append(healths)
+
+
+def summary(rounds: list[list[float]]) -> dict[str, Any]:
+    values = [value for one in rounds for value in one]
+    p99 = [round(quantile(one, 0.99) * 1e3, 1) for one in rounds]
+    return {
+        "requests": len(values),
+        "median_ms": round(statistics.median(values) * 1e3, 1),
+        "p99_ms": round(quantile(values, 0.99) * 1e3, 1),
+        "p99_ms_by_round": p99,
+        "max_ms": round(max(values) * 1e3, 1),
+    }
 
 
 async def measure(given: argparse.Namespace) -> dict[str, Any]:
@@ -130,60 +133,52 @@ async def measure(given: argparse.Namespace) -> dict[str, Any]:
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     proxy = subprocess.Popen(["taskset", "-c", "0", *command, "--api-key", "secret"], **quiet)
     try:
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
+        async with aiohttp.ClientSession(connector=connector) as session:
             while True:
                 with suppress(aiohttp.ClientError):
                     async with session.get(f"http://127.0.0.1:{port}/health") as response:
                         if response.status == 200:
                             break
                 await asyncio.sleep(0.1)
-            return await attack(session, port, proxy, given)
+            return await rounds(session, port, (prefill, decode), proxy, given)
     finally:
         for process in (proxy, p, d):
             process.kill()
             process.wait()
 
 
-async def attack(
-    session: aiohttp.ClientSession, port: int, proxy: subprocess.Popen[bytes], given: argparse.Namespace
+async def rounds(
+    session: aiohttp.ClientSession,
+    port: int,
+    nodes: tuple[str, str],
+    proxy: subprocess.Popen[bytes],
+    given: argparse.Namespace,
 ) -> dict[str, Any]:
-    await honest(session, port, 2)
-    alone = await honest(session, port, given.seconds)
-    over = asyncio.Event()
-    opened = [asyncio.Event() for _ in range(given.streams)]
-    streams = []
-    for event in opened:
-        streams.append(asyncio.create_task(slow_stream(port, event, over)))
-        await asyncio.sleep(0.003)
-    await asyncio.gather(*(event.wait() for event in opened))
-    beside = await honest(session, port, given.seconds)
-    attackers = [asyncio.create_task(attacker(port, index % 5, over)) for index in range(given.attackers)]
-    await asyncio.sleep(2)
-    before, began = cpu_s(proxy), time.perf_counter()
-    attacked = await honest(session, port, given.seconds)
-    share = (cpu_s(proxy) - before) / (time.perf_counter() - began)
-    over.set()
-    await asyncio.gather(*attackers)
-    got = await asyncio.gather(*streams)
+    parts: dict[str, dict[str, Any]] = {"alone": {}, "beside slow streams": {}, "and attackers": {}}
+    told: dict[str, Any] = {}
+    await honest(session, port, nodes, 2)
+    for _ in range(given.rounds):
+        await part(session, port, nodes, given, parts["alone"], proxy)
+        async with AsyncExitStack() as held:
+            await held.enter_async_context(others("streams", given.streams, port, told))
+            await part(session, port, nodes, given, parts["beside slow streams"], proxy)
+            await held.enter_async_context(others("attack", given.attackers, port, told))
+            await part(session, port, nodes, given, parts["and attackers"], proxy)
+        await asyncio.sleep(3)
     return {
-        name: {
-            "requests": len(took),
-            "ttft_median_ms": round(statistics.median(took) * 1e3, 1),
-            "ttft_p99_ms": round(quantile(took, 0.99) * 1e3, 1),
-        }
-        for name, took in (("alone", alone), ("beside slow streams", beside), ("and attackers", attacked))
-    } | {
-        "streams_cut": sum(count < 0 for count in got),
-        "proxys_core": round(share, 2),
-        "mib": round(rss_mib(proxy), 1),
-    }
+        name: {way: summary(into[way]) for way in ("proxy", "direct", "health")}
+        | {"proxys_core": [round(share, 2) for share in into["core"]]}
+        for name, into in parts.items()
+    } | {"told": told, "mib": round(rss_mib(proxy), 1)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--streams", type=int, default=2000)
     parser.add_argument("--attackers", type=int, default=500)
-    parser.add_argument("--seconds", type=float, default=12.0, help="of each of the three parts")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=12.0, help="of each part")
     parser.add_argument("--interval", type=float, default=2.0, help="seconds after each word of a stream")
     print(json.dumps(asyncio.run(measure(parser.parse_args())), indent=1))
 

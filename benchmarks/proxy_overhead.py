@@ -79,14 +79,14 @@ def through(url: str) -> Ask:
     return ask
 
 
-def direct(prefill: str, decode: str) -> Ask:
+def direct(prefill: str, decode: str, body: dict[str, Any] = BODY) -> Ask:
     async def ask(session: aiohttp.ClientSession) -> float:
         began = time.perf_counter()
         headers = {"X-Request-Id": uuid.uuid4().hex}
-        order = {**BODY, "stream": False, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
+        order = {**body, "stream": False, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
         async with session.post(f"{prefill}/v1/completions", json=order, headers=headers) as response:
             params = (await response.json())["kv_transfer_params"]
-        order = {**BODY, "kv_transfer_params": params}
+        order = {**body, "kv_transfer_params": params}
         async with session.post(f"{decode}/v1/completions", json=order, headers=headers) as response:
             await response.content.readany()
             seconds = time.perf_counter() - began
@@ -143,7 +143,7 @@ async def measure(given: argparse.Namespace) -> dict[str, Any]:
         }
         if given.other:
             commands["other"] = given.other
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3)) as session:
             await wait_up(session, decode)
             await wait_up(session, prefill)
             for name, command in commands.items():

@@ -111,13 +111,13 @@ def test_an_endless_header_is_refused_long_before_its_end(proxy: Proxy) -> None:
 @pytest.mark.parametrize("head", [b"".join(b"X-%d: 1\r\n" % i for i in range(200)), b"X: " + b"x" * 70_000 + b"\r\n"])
 def test_too_many_or_too_long_headers_are_refused(proxy: Proxy, head: bytes) -> None:
     raw = Raw(proxy)
-    raw.send(b"GET /health HTTP/1.1\r\n" + head + b"\r\n")
+    raw.send(b"GET /health HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n")
     assert status(raw.rest()) == 431
 
 
 def test_a_long_target_is_refused_and_a_head_in_small_parts_is_not(proxy: Proxy) -> None:
     raw = Raw(proxy)
-    raw.send(b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n")
+    raw.send(b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n")
     assert status(raw.rest()) == 431
     raw = Raw(proxy)
     for byte in b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n":
@@ -137,7 +137,7 @@ def test_a_silent_connection_is_told_and_closed(proxy: Proxy, data: bytes) -> No
 def test_a_dripping_head_has_no_longer_than_a_silent_one(proxy: Proxy) -> None:
     raw = Raw(proxy)
     raw.socket.settimeout(0.05)
-    raw.send(b"GET /health HTTP/1.1\r\n")
+    raw.send(b"GET /health HTTP/1.1\r\nHost: x\r\n")
     while not raw.got:
         raw.send(b"X: 1\r\n")
         with suppress(TimeoutError):
@@ -150,13 +150,17 @@ def test_a_dripping_head_has_no_longer_than_a_silent_one(proxy: Proxy) -> None:
 
 def test_a_declared_length_over_the_limit_is_refused_before_the_body(proxy: Proxy) -> None:
     raw = Raw(proxy)
-    raw.send(b"POST /v1/completions HTTP/1.1\r\nAuthorization: Bearer secret\r\nContent-Length: 50000000\r\n\r\n")
+    raw.send(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: 50000000\r\n\r\n"
+    )
     assert status(raw.rest()) == 413
 
 
 def test_a_chunked_body_over_the_limit_is_refused(proxy: Proxy) -> None:
     raw = Raw(proxy)
-    raw.send(b"POST /v1/completions HTTP/1.1\r\nAuthorization: Bearer secret\r\nTransfer-Encoding: chunked\r\n\r\n")
+    raw.send(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
     chunk = b"100000\r\n" + b"x" * (1 << 20) + b"\r\n"
     for _ in range(60):
         raw.send(chunk)
@@ -165,13 +169,15 @@ def test_a_chunked_body_over_the_limit_is_refused(proxy: Proxy) -> None:
 
 def test_a_body_that_stops_is_given_up(proxy: Proxy) -> None:
     raw = Raw(proxy)
-    raw.send(b"POST /v1/completions HTTP/1.1\r\nAuthorization: Bearer secret\r\nContent-Length: 999\r\n\r\n{")
+    raw.send(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: 999\r\n\r\n{"
+    )
     assert status(raw.rest()) == 408
 
 
 def test_without_the_key_a_body_is_not_waited_for(proxy: Proxy) -> None:
     raw = Raw(proxy)
-    raw.send(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 30000000\r\n\r\n{")
+    raw.send(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 30000000\r\n\r\n{")
     assert status(raw.rest()) == 401
 
 
@@ -183,21 +189,25 @@ def test_expecting_clients_are_told_to_go_on_or_why_not(proxy: Proxy) -> None:
     raw.send(body)
     assert status(raw.answer()) == 200
     raw = Raw(proxy)
-    raw.send(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 300\r\nExpect: 100-continue\r\n\r\n")
+    raw.send(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 300\r\nExpect: 100-continue\r\n\r\n")
     assert status(raw.rest()) == 401
 
 
 @pytest.mark.parametrize("end", [b"1;" + b"e" * 200_000, b"0\r\n" + b"X-Trailer: 1\r\n" * 20_000])
 def test_framing_without_content_is_refused(proxy: Proxy, end: bytes) -> None:
     raw = Raw(proxy)
-    raw.send(b"POST /v1/completions HTTP/1.1\r\nAuthorization: Bearer secret\r\nTransfer-Encoding: chunked\r\n\r\n")
+    raw.send(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
     raw.send(end)
     assert status(raw.rest()) == 400
 
 
 def test_unfinished_bodies_hold_so_much_memory_and_no_more(proxy: Proxy) -> None:
     before = rss_mib(proxy)
-    head = b"POST /v1/completions HTTP/1.1\r\nAuthorization: Bearer secret\r\nContent-Length: 41000000\r\n\r\n"
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: 41000000\r\n\r\n"
+    )
     refused = []
     with ExitStack() as stack:
         for _ in range(8):
@@ -234,7 +244,7 @@ def test_one_connection_too_many_is_told_so(start: Start) -> None:
 
 def answered(proxy: Proxy, source: str) -> bytes:
     raw = Raw(proxy, source)
-    raw.send(b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n")
+    raw.send(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     return raw.rest()
 
 
@@ -242,7 +252,7 @@ def test_running_out_of_descriptors_is_no_fault_of_the_nodes(start: Start) -> No
     prefill, decode = start.node("prefill"), start.node("decode")
     proxy = start.proxy([prefill], [decode], "--probe-interval", "0.1")
     held = Raw(proxy)
-    held.send(b"GET /health HTTP/1.1\r\n\r\n")
+    held.send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
     assert status(held.answer()) == 200
     pid = proxy.popen.pid
     soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
@@ -274,7 +284,7 @@ def test_an_upgrade_is_ignored(open_proxy: Proxy) -> None:
     for _ in range(2):
         raw.send(post(BODY, *upgrade))
         assert status(raw.answer()) == 200
-    raw.send(("GET /health HTTP/1.1\r\n" + "\r\n".join(upgrade) + "\r\n\r\n").encode())
+    raw.send(("GET /health HTTP/1.1\r\nHost: x\r\n" + "\r\n".join(upgrade) + "\r\n\r\n").encode())
     assert status(raw.answer()) == 200
     raw.send(post())
     assert status(raw.answer()) == 200
@@ -291,14 +301,14 @@ def test_http_1_0_gets_no_chunks_and_an_end(open_proxy: Proxy) -> None:
 
 def test_requests_sent_at_once_are_answered_in_order(open_proxy: Proxy) -> None:
     raw = Raw(open_proxy)
-    raw.send(b"GET /nope HTTP/1.1\r\n\r\n" + post() + b"GET /health HTTP/1.1\r\n\r\n" * 100)
+    raw.send(b"GET /nope HTTP/1.1\r\nHost: x\r\n\r\n" + post() + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
     assert [status(raw.answer()) for _ in range(102)] == [404, 200, *[200] * 100]
 
 
 @pytest.mark.parametrize(
     "request_line",
-    [b"nonsense\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"GET /health HTTP/1.1\r\nContent-Length: x\r\n\r\n",
-     b"POST / HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"],
+    [b"nonsense\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n",
+     b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"],
 )  # fmt: skip
 def test_what_is_not_http_gets_400(open_proxy: Proxy, request_line: bytes) -> None:
     raw = Raw(open_proxy)
@@ -310,7 +320,8 @@ def test_what_is_not_http_gets_400(open_proxy: Proxy, request_line: bytes) -> No
     ("version", "headers", "status"),
     [
         (b"1.1", b"Host: a\r\nHost: b\r\n", b"400"),
-        (b"1.1", b"Transfer-Encoding: gzip, chunked\r\n", b"400"),
+        (b"1.1", b"", b"400"),
+        (b"1.1", b"Host: a\r\nTransfer-Encoding: gzip, chunked\r\n", b"400"),
         (b"1.0", b"Transfer-Encoding: chunked\r\n", b"400"),
         (b"2.0", b"", b"505"),
         (b"0.9", b"", b"505"),
@@ -320,10 +331,59 @@ def test_what_another_server_may_read_otherwise_is_refused(
     open_proxy: Proxy, version: bytes, headers: bytes, status: bytes
 ) -> None:
     raw = Raw(open_proxy)
-    raw.send(b"GET /health HTTP/" + version + b"\r\n" + headers + b"\r\n0\r\n\r\nGET /version HTTP/1.1\r\n\r\n")
+    raw.send(
+        b"GET /health HTTP/" + version + b"\r\n" + headers + b"\r\n0\r\n\r\nGET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+    )
     answer = raw.rest()
     assert answer.startswith(b"HTTP/1.1 " + status)
     assert answer.count(b"HTTP/1.1 ") == 1  # what follows is no request
+
+
+def test_who_closes_his_side_is_answered_what_comes_soon(open_proxy: Proxy) -> None:
+    for data, answers in (
+        (post(), 1),
+        (post(BODY[:-1] + b', "stream": true}'), 1),
+        (b"GET /nope HTTP/1.1\r\nHost: x\r\n\r\n", 1),
+        (post() + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" + post(), 3),
+        (b"\x00 nonsense\r\n\r\n", 1),
+    ):
+        raw = Raw(open_proxy)
+        raw.send(data)
+        raw.socket.shutdown(socket.SHUT_WR)
+        assert raw.rest().count(b"HTTP/1.1 ") == answers
+    for half in (b"", b"GET /health HTTP/1.1\r\n", post()[:-3]):
+        raw = Raw(open_proxy)
+        raw.send(half)
+        raw.socket.shutdown(socket.SHUT_WR)
+        assert raw.rest() == b""
+    assert open_proxy.is_idle()
+
+
+def test_who_closes_his_side_before_a_long_prefill_is_taken_for_gone(start: Start) -> None:
+    prefill = start.node("prefill", "--delay", "60")
+    proxy = start.proxy([prefill], [start.node("decode")])
+    raw = Raw(proxy)
+    raw.send(post())
+    until(lambda: prefill.state()["active"] == 1)
+    raw.socket.shutdown(socket.SHUT_WR)
+    assert raw.rest() == b""
+    until(lambda: prefill.state()["cancelled"] == 1)
+    assert proxy.is_idle()
+
+
+def test_a_stream_goes_on_for_who_closed_his_side_and_ends_when_nobody_is_there(start: Start) -> None:
+    decode = start.node("decode", "--interval", "0.3")
+    proxy = start.proxy([start.node("prefill")], [decode])
+    body = b'{"model": "mock", "prompt": "slow", "max_tokens": 8, "stream": true}'
+    raw = Raw(proxy)
+    raw.send(post(body))
+    raw.socket.shutdown(socket.SHUT_WR)
+    assert raw.rest().endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    raw = Raw(proxy)
+    raw.send(post(body.replace(b"8", b"1000")))
+    raw.socket.recv(10)
+    raw.socket.close()
+    until(lambda: decode.state()["cancelled"] == 1)
 
 
 def test_a_target_with_its_origin_is_a_path(open_proxy: Proxy) -> None:
@@ -334,7 +394,7 @@ def test_a_target_with_its_origin_is_a_path(open_proxy: Proxy) -> None:
 
 def test_a_head_request_has_no_body(open_proxy: Proxy) -> None:
     raw = Raw(open_proxy)
-    raw.send(b"HEAD /health HTTP/1.1\r\nConnection: close\r\n\r\n")
+    raw.send(b"HEAD /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     head, _, body = raw.rest().partition(b"\r\n\r\n")
     assert (status(head), body) == (200, b"")
 

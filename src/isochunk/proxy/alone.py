@@ -10,16 +10,17 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from isochunk.proxy.body import Pieces
+from isochunk.proxy.body import Pieces, parse_body
 from isochunk.proxy.client import Client
 from isochunk.proxy.config import ProxyConfig, Role
-from isochunk.proxy.errors import NodeFailedError, NodeRefusedError, StreamError
+from isochunk.proxy.errors import NodeFailedError, NodeRefusedError, ProxyError, StreamError
 from isochunk.proxy.events import Cutter
 from isochunk.proxy.exchange import Exchange, passed
 from isochunk.proxy.fleet import Fleet
 from isochunk.proxy.nodes import Node
 from isochunk.proxy.request import passed_headers
 from isochunk.proxy.router import choose_any
+from isochunk.proxy.stored import UNSAID
 from isochunk.proxy.trail import Judge, Trail
 
 __all__ = ["ONE_NODE", "Alone"]
@@ -68,6 +69,8 @@ class Alone:
         order = _Order(client.path, passed_headers(client, self._config))
         pool = self._fleet.pools[ONE_NODE[client.path]]
         trail = self._judge.trail(client.id)
+        trail.lenient = client.path == "/v1/responses" and await _goes_on(body)
+        unknown: set[str] = set()
         while True:
             node = choose_any(pool, trail.tried)
             client.notes[str(node.role)] = node.name
@@ -78,7 +81,12 @@ class Alone:
                     await self._ask(node, order, client, trail, [memoryview(body)], held)
                 return
             except (NodeRefusedError, NodeFailedError) as error:
-                if not self._judge.goes_on(node, error, trail) or client.started:
+                goes_on = self._judge.goes_on(node, error, trail) and not client.started
+                if trail.lenient and error.status == 404:
+                    unknown.add(node.name)
+                    if not goes_on and any(one.name not in unknown for one in pool):
+                        raise ProxyError(503, "service_unavailable", UNSAID, retry_after_s=2) from error
+                if not goes_on:
                     raise
                 log.info("request %s: %s; trying again", client.id, error)
 
@@ -127,3 +135,8 @@ class Alone:
         if not client.started or cutter.rest:
             raise NodeFailedError(node.name, node.role, "ended its stream in the middle")
         await client.send(b"", last=True)
+
+
+async def _goes_on(body: bytearray) -> bool:
+    """Whether the request goes on from an answer that only one node keeps."""
+    return isinstance((await parse_body(body)).values.get("previous_response_id"), str)

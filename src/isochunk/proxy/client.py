@@ -102,6 +102,11 @@ class Client:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
+    def forget(self) -> None:
+        """It is over: let go of the body, and of errors, which hold what was under way when they were raised."""
+        self.body = bytearray()
+        self.refusal = self._body_error = None
+
     def start(self, status: int, headers: Headers, *, length: int | None = None) -> None:
         """Say the status; it goes out with the first part of the body. Without a length, the body is a stream."""
         self.started = True

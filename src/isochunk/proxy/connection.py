@@ -19,6 +19,7 @@ __all__ = ["Connection"]
 _LINGER_S = 3.0  # in which the client reads why it is closed; what it still sends must not reset the connection
 _LINGER_BYTES = 64 << 20
 _HIGH_WATER = 64 << 10
+_HALF_S = 1.0  # in which the answer must begin for a client that has closed its side, or closed at all
 
 
 class Connection(asyncio.Protocol):
@@ -43,6 +44,7 @@ class Connection(asyncio.Protocol):
         self._linger: asyncio.TimerHandle | None = None
         self._dropped = 0
         self._counted = False
+        self._half = False
 
     # The transport's side
 
@@ -61,9 +63,11 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nobody is left to answer."""
-        self._inbound.stop()
+        self._inbound.forget()
         if self._linger is not None:
             self._linger.cancel()
+            self._linger = None
+        self._half = False
         self._listener.left(self, counted=self._counted)
         while self._waiting:
             self._release(self._waiting.popleft())
@@ -80,6 +84,24 @@ class Connection(asyncio.Protocol):
             return
         self._dropped += len(data)
         if self._dropped > _LINGER_BYTES:
+            self._transport.abort()
+
+    def eof_received(self) -> bool:
+        """The client sends nothing more: it waits for the answer, or it is gone, which looks the same.
+
+        So an answer that begins soon is given, and one that has begun goes on: if nobody is there, writing it tells.
+        """
+        self._half = self.client is not None and self._inbound.reading is None
+        if self._half:
+            self._hurry()
+        return self._half
+
+    def _hurry(self) -> None:
+        asked = self.client
+        self._loop.call_later(_HALF_S, lambda: asked is self.client and self._give_up())
+
+    def _give_up(self) -> None:
+        if self._half and self.client is not None and not self.client.started:
             self._transport.abort()
 
     def pause_writing(self) -> None:
@@ -117,6 +139,8 @@ class Connection(asyncio.Protocol):
 
     def _answer(self, client: Client) -> None:
         self.client = client
+        if self._half:
+            self._hurry()
         self._task = self._loop.create_task(self._run(client))
 
     async def _run(self, client: Client) -> None:
@@ -129,7 +153,7 @@ class Connection(asyncio.Protocol):
 
     def _release(self, client: Client) -> None:
         self._listener.gate.release(self.peer, len(client.body))
-        client.body = bytearray()
+        client.forget()
 
     def _next(self, last: Client) -> None:
         """After one request: the next one, a pause, or the end."""
@@ -143,6 +167,8 @@ class Connection(asyncio.Protocol):
             self._answer(self._waiting.popleft())
             if not self._waiting:
                 self._transport.resume_reading()
+        elif self._half:
+            self._close()
         else:
             self._inbound.rest(self.finish)
 

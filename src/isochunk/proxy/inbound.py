@@ -109,6 +109,12 @@ class Inbound:
         self.deaf = True
         self._disarm()
 
+    def forget(self) -> None:
+        """The connection is closed: let go of it, and of the parser, which holds this object."""
+        self.stop()
+        del self._parser, self._make, self._take, self._refuse
+        self.reading = None
+
     # Time
 
     def expect_head(self) -> None:
@@ -234,7 +240,8 @@ def _ill_framed(version: str, headers: list[tuple[str, str]]) -> ProxyError | No
     """What another server may read otherwise than this one (RFC 9112, 2.3, 3.2 and 6.1)."""
     if version not in ("1.0", "1.1"):
         return ProxyError(505, "invalid_request_error", "this server speaks HTTP/1.1")
-    if sum(name == "host" for name, _ in headers) > 1:
+    hosts = sum(name == "host" for name, _ in headers)
+    if hosts > 1 or (hosts == 0 and version == "1.1"):
         return ProxyError(400, "invalid_request_error", "a request has one Host header")
     codings = [value.strip().lower() for name, value in headers if name == "transfer-encoding"]
     if codings and (version == "1.0" or codings != ["chunked"]):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
+import os
 import resource
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, fields
 
 from isochunk.core.errors import ConfigError
@@ -129,10 +132,12 @@ def client_of(peer: object) -> str:
     return str(address)
 
 
-def raise_descriptors() -> int:
-    """Raise the limit of open files as far as it goes; how many clients may connect then.
+def raise_descriptors(connections: int) -> int:
+    """Raise the limit of open files as far as it goes; how many of ``connections`` clients may connect then.
 
-    Each client's request needs at most one connection to a node at a time.
+    Each client's request needs at most one connection to a node at a time. Room for all of them is made in the
+    system's table of this process's files now: while it serves, each growing of the table would stop it for as long as
+    Linux waits for all cores to have let go of the old one, some 100 ms on a busy machine.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -141,4 +146,7 @@ def raise_descriptors() -> int:
             soft = hard
         except (OSError, ValueError):  # more than the system allows
             pass
-    return max((soft - _SPARE_DESCRIPTORS) // 2, 1)
+    most = min(max((soft - _SPARE_DESCRIPTORS) // 2, 1), connections)
+    with suppress(OSError), open(os.devnull, "rb") as any_file:
+        os.close(fcntl.fcntl(any_file, fcntl.F_DUPFD_CLOEXEC, min(2 * most + _SPARE_DESCRIPTORS, soft) - 1))
+    return most

@@ -30,6 +30,7 @@ class Listener:
         finished: called after each request, for the access log.
 
     Attributes:
+        connections: that are open.
         closing: each connection ends with the answer it has now.
     """
 
@@ -46,7 +47,7 @@ class Listener:
         self.patience_s = patience_s
         self._finished = finished
         self.closing = False
-        self._connections: set[Connection] = set()
+        self.connections: set[Connection] = set()
         self._uncounted = 0
         self._date = (0.0, b"")
 
@@ -57,13 +58,13 @@ class Listener:
     def enter(self, connection: Connection) -> ProxyError | None:
         """A client has connected; the error when it must go again."""
         error = self.gate.enter(connection.peer)
-        self._connections.add(connection)
+        self.connections.add(connection)
         self._uncounted += error is not None
         return error
 
     def left(self, connection: Connection, *, counted: bool) -> None:
         """A connection is closed."""
-        self._connections.discard(connection)
+        self.connections.discard(connection)
         if counted:
             self.gate.leave(connection.peer)
         else:
@@ -108,13 +109,13 @@ class Listener:
     async def drain(self, seconds: float) -> None:
         """Let running requests end, so many seconds at most."""
         self.closing = True
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.finish()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while self._connections:
+                while self.connections:
                     await asyncio.sleep(0.02)
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             log.warning("drain time is over: request %s is cut", connection.client and connection.client.id)
             connection.cancel()
         await asyncio.sleep(0)

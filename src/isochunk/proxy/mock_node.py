@@ -222,7 +222,8 @@ class MockNode:
                 await asyncio.Event().wait()
             if index == self.knobs.cut_after:
                 return
-            await asyncio.sleep(self.interval_s)
+            if index < len(words):
+                await asyncio.sleep(self.interval_s)
         if (request.get("stream_options") or {}).get("include_usage"):
             last = mock_answers.answer(request, [])
             last |= {"choices": []} | mock_answers.usage(request, len(words), mock_answers.tokens(request) - 1)
@@ -257,6 +258,8 @@ class MockNode:
         if self.knobs.status:
             return JSONResponse({"error": {"message": "as ordered"}}, self.knobs.status)
         body = await request.json()
+        if body.get("previous_response_id", own := f"resp_{self.address[1]}") != own:
+            return JSONResponse({"error": {"message": "not kept here"}}, 404)
         if not mock_answers.is_true(body.get("stream")):
             return JSONResponse({"role": self.role, "path": request.url.path, "body": body})
         names = ("response.created", "response.output_text.delta", "response.completed")

@@ -15,6 +15,7 @@ from isochunk.proxy.app import Proxy, check_itself
 from isochunk.proxy.config import ProxyConfig, load_nodes
 from isochunk.proxy.limits import Gate, raise_descriptors
 from isochunk.proxy.listener import Listener
+from isochunk.proxy.sweep import sweep
 
 __all__ = ["serve"]
 
@@ -30,14 +31,14 @@ def serve(
         ConfigError: the address can't be bound.
     """
     journal = Journal(access=config.access_log)
+    connections = raise_descriptors(config.limits.connections)
     journal.take_over(log_level)
-    descriptors = raise_descriptors()
     listening = _bind(host, port)
     own = (host, listening.getsockname()[1])
     check_itself(config.nodes, own)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_run(config, listening, own, descriptors, tls, journal))
+            runner.run(_run(config, listening, own, connections, tls, journal))
     finally:
         journal.close()
 
@@ -67,14 +68,14 @@ async def _run(
     config: ProxyConfig,
     listening: socket.socket,
     own: tuple[str, int],
-    descriptors: int,
+    connections: int,
     tls: ssl.SSLContext | None,
     journal: Journal,
 ) -> None:
     loop = asyncio.get_running_loop()
     stop = _Stop(loop)
     proxy = Proxy(config, own)
-    gate = Gate(config.limits, descriptors)
+    gate = Gate(config.limits, connections)
     if gate.connections < config.limits.connections:
         log.warning("%d clients at most: the limit of open files is too low for more", gate.connections)
     listener = Listener(proxy, gate, patience_s=config.timeouts.client_s, finished=journal.finished)
@@ -94,6 +95,7 @@ async def _run(
         backlog=2048,
         ssl_handshake_timeout=config.limits.head_s if tls else None,
     )
+    sweeping = loop.create_task(sweep())
     await stop.asked.wait()
     if not stop.at_once.is_set():
         proxy.leaving = True
@@ -101,6 +103,7 @@ async def _run(
         await stop.hurried(config.timeouts.lame_duck_s)
     server.close()
     await listener.drain(config.timeouts.drain_s)
+    sweeping.cancel()
     await proxy.close()
 
 

@@ -15,10 +15,11 @@ from isochunk.proxy.nodes import Node
 from isochunk.proxy.request import passed_headers
 from isochunk.proxy.upstream import Upstream
 
-__all__ = ["Stored"]
+__all__ = ["UNSAID", "Stored"]
 
 _PATH = re.compile(r"/v1/responses/[\w-]{1,128}(/cancel)?", re.ASCII)
 _SECONDS = 10.0
+UNSAID = "a node that may keep this answer does not say"
 
 
 class Stored:
@@ -47,9 +48,7 @@ class Stored:
                 await client.answer(status, [(b"content-type", b"application/json")], json.dumps(answer).encode())
                 return
         if any(status != 404 for status, _ in told):
-            raise ProxyError(
-                503, "service_unavailable", "a node that may keep this answer does not say", retry_after_s=2
-            )
+            raise ProxyError(503, "service_unavailable", UNSAID, retry_after_s=2)
         raise ProxyError(404, "not_found_error", "no node keeps such an answer")
 
     async def _ask(self, node: Node, client: Client, headers: dict[str, str]) -> tuple[int, Any]:

@@ -28,6 +28,7 @@ class Trail:
     Attributes:
         tried: names of nodes that have failed or refused it.
         failed_decode: a D node has failed it; the next one should be a proved one.
+        lenient: who refuses it may be right, though another accepts it.
         again: the last failure allows to compute it anew.
     """
 
@@ -40,7 +41,7 @@ class Trail:
         self._numbers = 0
         self._refused: list[Node] = []
         self.tried: set[str] = set()
-        self.failed_decode = self.again = False
+        self.failed_decode = self.again = self.lenient = False
         budget.earn()
 
     def next_id(self) -> str:
@@ -53,8 +54,9 @@ class Trail:
         if not error.elsewhere:
             return False
         self.tried.add(node.name)
-        self._refused.append(node)
-        node.health.refused()
+        if not self.lenient:
+            self._refused.append(node)
+            node.health.refused()
         return pool.fresh(self.tried)  # costs nothing, and clients with wrong keys must not use the others' tries up
 
     def accepted(self) -> list[Node]:
