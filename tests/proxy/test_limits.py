@@ -16,6 +16,7 @@ from proxy_processes import Proxy, Start, until
 from isochunk.core.errors import ConfigError
 from isochunk.proxy.limits import Gate, Limits, client_of
 
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\n"
 BODY = json.dumps({"model": "mock", "prompt": "hello", "max_tokens": 3}).encode()
 
 
@@ -150,17 +151,13 @@ def test_a_dripping_head_has_no_longer_than_a_silent_one(proxy: Proxy) -> None:
 
 def test_a_declared_length_over_the_limit_is_refused_before_the_body(proxy: Proxy) -> None:
     raw = Raw(proxy)
-    raw.send(
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: 50000000\r\n\r\n"
-    )
+    raw.send(HEAD + b"Content-Length: 50000000\r\n\r\n")
     assert status(raw.rest()) == 413
 
 
 def test_a_chunked_body_over_the_limit_is_refused(proxy: Proxy) -> None:
     raw = Raw(proxy)
-    raw.send(
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nTransfer-Encoding: chunked\r\n\r\n"
-    )
+    raw.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
     chunk = b"100000\r\n" + b"x" * (1 << 20) + b"\r\n"
     for _ in range(60):
         raw.send(chunk)
@@ -169,9 +166,7 @@ def test_a_chunked_body_over_the_limit_is_refused(proxy: Proxy) -> None:
 
 def test_a_body_that_stops_is_given_up(proxy: Proxy) -> None:
     raw = Raw(proxy)
-    raw.send(
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: 999\r\n\r\n{"
-    )
+    raw.send(HEAD + b"Content-Length: 999\r\n\r\n{")
     assert status(raw.rest()) == 408
 
 
@@ -196,18 +191,14 @@ def test_expecting_clients_are_told_to_go_on_or_why_not(proxy: Proxy) -> None:
 @pytest.mark.parametrize("end", [b"1;" + b"e" * 200_000, b"0\r\n" + b"X-Trailer: 1\r\n" * 20_000])
 def test_framing_without_content_is_refused(proxy: Proxy, end: bytes) -> None:
     raw = Raw(proxy)
-    raw.send(
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nTransfer-Encoding: chunked\r\n\r\n"
-    )
+    raw.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
     raw.send(end)
     assert status(raw.rest()) == 400
 
 
 def test_unfinished_bodies_hold_so_much_memory_and_no_more(proxy: Proxy) -> None:
     before = rss_mib(proxy)
-    head = (
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: 41000000\r\n\r\n"
-    )
+    head = HEAD + b"Content-Length: 41000000\r\n\r\n"
     refused = []
     with ExitStack() as stack:
         for _ in range(8):

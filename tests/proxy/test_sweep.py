@@ -1,4 +1,4 @@
-"""What requests and connections leave behind: nothing that waits for Python's collector, whose pauses stop everybody."""
+"""What requests and connections leave behind: nothing for Python's collector, whose pauses stop everybody."""
 
 from __future__ import annotations
 

@@ -97,11 +97,10 @@ class Connection(asyncio.Protocol):
         return self._half
 
     def _hurry(self) -> None:
-        asked = self.client
-        self._loop.call_later(_HALF_S, lambda: asked is self.client and self._give_up())
+        self._loop.call_later(_HALF_S, self._give_up, self.client)
 
-    def _give_up(self) -> None:
-        if self._half and self.client is not None and not self.client.started:
+    def _give_up(self, client: Client | None) -> None:
+        if self._half and client is not None and client is self.client and not client.started:
             self._transport.abort()
 
     def pause_writing(self) -> None:
