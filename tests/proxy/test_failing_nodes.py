@@ -103,6 +103,26 @@ def test_a_failing_d_node_loses_its_traffic_and_costs_few_prefills(start: Start,
     until(proxy.is_idle)
 
 
+@pytest.mark.parametrize("knobs", [{"cut_after": 1}, {"stall_after": 1}, {"error_event": 1}], ids=str)
+def test_a_d_node_whose_streams_break_off_loses_its_traffic_and_each_is_told(
+    start: Start, knobs: dict[str, Any]
+) -> None:
+    prefill = start.node("prefill", "--delay", "0.02")
+    nodes = [start.node("decode", "--interval", "0.01") for _ in range(2)]
+    proxy = start.proxy([prefill], nodes, "--silence-timeout", "1")
+    nodes[0].set(**knobs)
+    prompts = [f"prompt {i}" for i in range(REQUESTS)]
+    said = asyncio.run(ask(proxy, prompts))
+    broken = [prompt for prompt in prompts if said[prompt] != right([prompt])[prompt]]
+    # Those under way when the first one broke off can't be saved: a client has had a part of each answer.
+    assert len(broken) <= CLIENTS / 2
+    assert all(said[prompt].startswith("broken: ") and '"error"' in said[prompt] for prompt in broken)
+    assert nodes[0].state()["requests"] <= CLIENTS / 2
+    assert prefill.state()["prefills"] <= 1.1 * REQUESTS
+    assert proxy.metric("isochunk_proxy_node_ejected", node=nodes[0].name) == 1
+    until(proxy.is_idle)
+
+
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_a_node_killed_or_stopped_in_the_middle_costs_what_it_had(start: Start, role: str, end: signal.Signals) -> None:
@@ -220,6 +240,25 @@ def test_a_node_that_fails_half_of_the_time_is_left_out() -> None:
         health.well()
         health.failed()
     assert health.ejected
+
+
+def test_a_node_whose_answers_break_off_is_proved_by_a_whole_one_only() -> None:
+    clock = Clock()
+    health = Health(clock)
+    health.began()
+    assert health.proved
+    for _ in range(3):
+        health.began()
+        health.failed(midway=True)
+    assert health.ejected
+    clock.now += 5
+    health.began()
+    assert (health.ejected, health.proved) == (True, False)
+    health.well()
+    assert (health.ejected, health.proved) == (False, True)
+    health.failed()
+    health.began()
+    assert health.proved
 
 
 def test_a_node_that_fails_now_and_then_is_not() -> None:

@@ -81,7 +81,7 @@ class Alone:
                     await self._ask(node, order, client, trail, [memoryview(body)], held)
                 return
             except (NodeRefusedError, NodeFailedError) as error:
-                goes_on = self._judge.goes_on(node, error, trail) and not client.started
+                goes_on = self._judge.goes_on(node, error, trail, midway=client.started) and not client.started
                 if trail.lenient and error.status == 404:
                     unknown.add(node.name)
                     if not goes_on and any(one.name not in unknown for one in pool):
@@ -127,13 +127,14 @@ class Alone:
                 continue
             if not client.started:
                 held.close()
-                self._judge.well(node, trail)
+                self._judge.began(node, trail)
                 client.start(response.status, passed(response))
             patience.reschedule(None)
             await client.send(events)
             patience.reschedule(clock() + self._timeouts.silence_s)
         if not client.started or cutter.rest:
             raise NodeFailedError(node.name, node.role, "ended its stream in the middle")
+        self._judge.well(node, trail)
         await client.send(b"", last=True)
 
 

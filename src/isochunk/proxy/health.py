@@ -26,7 +26,8 @@ class Health:
         clock: tells the time in seconds.
 
     Attributes:
-        proved: it has answered well since it came up, and not failed since.
+        proved: it has answered well since it came up, or begun to, and not failed since. After one that broke off in
+            the middle, only a whole answer proves it.
         unanswered: requests that wait for its answer.
         ejections: so far.
     """
@@ -41,6 +42,7 @@ class Health:
         self.unanswered = 0
         self._last_end = float("-inf")
         self._refused = -_SHY_S
+        self._breaks_off = False
         self.proved = False
         self.ejections = 0
 
@@ -82,19 +84,30 @@ class Health:
         finally:
             answered()
 
+    def began(self) -> None:
+        """The first part of an answer is as it should be."""
+        self._refused = -_SHY_S
+        if not self._breaks_off:
+            self._prove()
+
     def well(self) -> None:
-        """It answered as it should."""
+        """A whole answer is as it should be."""
         self._row = 0
         self._refused = -_SHY_S
+        self._breaks_off = False
         self._window.append(True)
+        self._prove()
+
+    def _prove(self) -> None:
         self.proved = True
         if self._until is not None and self._clock() >= self._until:
             self._until = None
             self._window.clear()
 
-    def failed(self) -> None:
-        """It did not."""
+    def failed(self, *, midway: bool = False) -> None:
+        """It did not answer as it should; ``midway``: after a good beginning."""
         self.proved = False
+        self._breaks_off |= midway
         now = self._clock()
         if self._until is not None and now < self._until:
             return  # sent before the ejection
@@ -123,7 +136,7 @@ class Health:
         self._until = None
         self._row = 0
         self._window.clear()
-        self.proved = False
+        self.proved = self._breaks_off = False
 
 
 class Budget:

@@ -188,7 +188,7 @@ class Relay:
                     await self._reply(choice.node, request, trail, reply, trail.next_id(), pieces, held)
                 return
             except (NodeRefusedError, NodeFailedError) as error:
-                if reply.begun or not self._judge.goes_on(choice.node, error, trail):
+                if not self._judge.goes_on(choice.node, error, trail, midway=reply.begun) or reply.begun:
                     raise
 
     # D
@@ -210,7 +210,7 @@ class Relay:
                 await self._reply(node, request, trail, reply, trail.next_id(), pieces, held)
             except (NodeRefusedError, NodeFailedError) as error:
                 trail.failed_decode = True
-                trail.again = self._judge.goes_on(node, error, trail)
+                trail.again = self._judge.goes_on(node, error, trail, midway=reply.begun)
                 raise
         node.prefix.add(request.prompt.prints)
 
@@ -232,7 +232,7 @@ class Relay:
                 node.prefix.add(request.prompt.prints)
                 return
             except (NodeRefusedError, NodeFailedError) as error:
-                goes_on = self._judge.goes_on(node, error, trail) and not reply.begun
+                goes_on = self._judge.goes_on(node, error, trail, midway=reply.begun) and not reply.begun
                 untouched = isinstance(error, NodeRefusedError) or error.untouched
                 if not (goes_on and untouched):
                     trail.failed_decode = True
@@ -264,13 +264,13 @@ class Relay:
     ) -> None:
         """Have a node answer, and hand its answer on."""
 
-        began = time.monotonic()
+        asked = time.monotonic()
 
-        def well() -> None:
+        def began() -> None:
             until_first_byte.close()
-            self._judge.well(node, trail)
+            self._judge.began(node, trail)
             if node.role is Role.DECODE and request.stream:
-                self._detour.handed_over(time.monotonic() - began)
+                self._detour.handed_over(time.monotonic() - asked)
 
         reply.client.notes[str(node.role)] = node.name
 
@@ -279,7 +279,8 @@ class Relay:
             self._exchange.patience(node, seconds) as patience,
             self._exchange.post(node, request, attempt_id, pieces, {}) as response,
         ):
-            await reply.take(node, response, patience, well)
+            await reply.take(node, response, patience, began)
+        self._judge.well(node, trail)
 
 
 async def _tell(client: Client, error: ProxyError, outcome: str) -> str:

@@ -62,9 +62,9 @@ class Reply:
         return text, self._earlier
 
     async def take(
-        self, node: Node, response: aiohttp.ClientResponse, patience: asyncio.Timeout, well: Callable[[], None]
+        self, node: Node, response: aiohttp.ClientResponse, patience: asyncio.Timeout, began: Callable[[], None]
     ) -> None:
-        """Hand on a node's answer; ``well`` is called when its first part is good.
+        """Hand on a node's answer; ``began`` is called when its first part is good.
 
         Raises:
             NodeFailedError: it is at fault.
@@ -72,16 +72,16 @@ class Reply:
         """
         self.begun = False
         if self._request.stream:
-            await self._stream(node, response, patience, well)
+            await self._stream(node, response, patience, began)
         else:
-            await self._whole(node, response, patience, well)
+            await self._whole(node, response, patience, began)
 
     async def _whole(
-        self, node: Node, response: aiohttp.ClientResponse, patience: asyncio.Timeout, well: Callable[[], None]
+        self, node: Node, response: aiohttp.ClientResponse, patience: asyncio.Timeout, began: Callable[[], None]
     ) -> None:
         data, answer = await whole(node, response)
         patience.reschedule(None)
-        well()
+        began()
         choices = answer.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
         if choice.get("stop_reason") == "recomputed":
@@ -104,7 +104,7 @@ class Reply:
         await self.client.answer(response.status, passed(response), data)
 
     async def _stream(
-        self, node: Node, response: aiohttp.ClientResponse, patience: asyncio.Timeout, well: Callable[[], None]
+        self, node: Node, response: aiohttp.ClientResponse, patience: asyncio.Timeout, began: Callable[[], None]
     ) -> None:
         cutter, content, client = Cutter(), response.content, self.client
         done = False
@@ -122,7 +122,7 @@ class Reply:
                 events, end = self._look(node, events)
             if events:
                 if not self.begun:
-                    well()
+                    began()
                     self.begun = True
                 if not client.started:
                     client.start(response.status, passed(response))

@@ -95,26 +95,36 @@ class Judge:
         """Of a new request."""
         return Trail(id, self._attempts, self._budget)
 
+    def began(self, node: Node, trail: Trail) -> None:
+        """A node answers as it should so far; those of its role that refused the request before were wrong."""
+        node.health.began()
+        self._accepted(node, trail)
+
     def well(self, node: Node, trail: Trail) -> None:
-        """A node has answered as it should; those of its role that refused the request before were wrong."""
+        """A node has answered as it should, to the end."""
         node.health.well()
+        self._accepted(node, trail)
+
+    def _accepted(self, node: Node, trail: Trail) -> None:
         for wrong in trail.accepted():
             if wrong.role is node.role:
                 self._blame(wrong)
         self._pools[node.role].news.tell()
 
-    def goes_on(self, node: Node, error: NodeRefusedError | NodeFailedError, trail: Trail) -> bool:
-        """Take note of what a node did; whether another one may be tried."""
+    def goes_on(
+        self, node: Node, error: NodeRefusedError | NodeFailedError, trail: Trail, *, midway: bool = False
+    ) -> bool:
+        """Take note of what a node did, ``midway`` in its answer or before; whether another one may be tried."""
         pool = self._pools[node.role]
         if isinstance(error, NodeRefusedError):
             pool.news.tell()
             return trail.refused(node, error, pool)
-        self._blame(node)
+        self._blame(node, midway=midway)
         return trail.failed(node, error, pool)
 
-    def _blame(self, node: Node) -> None:
+    def _blame(self, node: Node, *, midway: bool = False) -> None:
         before = node.health.ejections
-        node.health.failed()
+        node.health.failed(midway=midway)
         self._metrics.failed(node.name)
         if node.health.ejections > before:
             log.warning("%s node %s is left out for a while: it fails too often", node.role, node.name)
