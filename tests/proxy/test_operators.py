@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import socket
 import ssl
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -147,6 +149,24 @@ def test_both_sides_speak_https(start: Start, certificate: tuple[Path, Path]) ->
             assert client.post("/instances/add", json=request, headers=key("admin")).status_code == 200
         until(lambda: client.get("/health").status_code == 200)
         assert client.post("/tokenize", json={"a": 1}).json()["role"] == "decode"
+
+
+def test_who_ends_tls_is_gone(start: Start, certificate: tuple[Path, Path]) -> None:
+    cert, private = certificate
+    prefill = start.node("prefill", "--delay", "60")
+    files = ("--ssl-certfile", str(cert), "--ssl-keyfile", str(private))
+    proxy = start.proxy([prefill], [start.node("decode")], *files)
+    context = ssl.create_default_context(cafile=cert)
+    body = b'{"model": "mock", "prompt": "hello"}'
+    plain = socket.create_connection(("127.0.0.1", proxy.port))
+    with context.wrap_socket(plain, server_hostname="127.0.0.1") as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        until(lambda: prefill.state()["active"] == 1)
+        with suppress(OSError):
+            client.unwrap()
+        until(lambda: prefill.state()["cancelled"] == 1)
+    until(lambda: any("gone" in line for line in proxy.log))
+    assert not any("eof" in line for line in proxy.log)
 
 
 def test_a_wrong_certificate_is_named() -> None:

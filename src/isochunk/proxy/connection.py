@@ -91,7 +91,8 @@ class Connection(asyncio.Protocol):
 
         So an answer that begins soon is given, and one that has begun goes on: if nobody is there, writing it tells.
         """
-        self._half = self.client is not None and self._inbound.reading is None
+        waits = self.client is not None and self._inbound.reading is None
+        self._half = waits and self._transport.can_write_eof()  # TLS ends both sides at once
         if self._half:
             self._hurry()
         return self._half
