@@ -136,8 +136,8 @@ def raise_descriptors(connections: int) -> int:
     """Raise the limit of open files as far as it goes; how many of ``connections`` clients may connect then.
 
     Each client's request needs at most one connection to a node at a time. Room for all of them is made in the
-    system's table of this process's files now: while it serves, each growing of the table would stop it for as long as
-    Linux waits for all cores to have let go of the old one, some 100 ms on a busy machine.
+    system's table of this process's files now: Linux copies it each time it grows, and a process with several threads
+    waits until all cores have let go of the old one.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
