@@ -237,6 +237,9 @@ class Probe:
         self._deadline = start + _SIZES_SHARE * self.max_seconds
         longest = sum(self.chunks)
         self._sizes(send, few_sizes(self.max_chunk, longest, self.block))
+        if self._times and time.monotonic() < self._deadline:  # what was feared may fit, by what is known now
+            self._deadline, self.over = start + self.max_seconds / 2, False
+            self._sizes(send, few_sizes(self.max_chunk, longest, self.block))
         self._deadline, self.over = start + self.max_seconds, False
         self._composite(send)
         if self._curve_found():
