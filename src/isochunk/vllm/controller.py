@@ -24,6 +24,7 @@ from isochunk.vllm.tally import Tally
 __all__ = ["Controller", "Counters"]
 
 _REFIT_PAUSE_S = 1.0
+_MOST_IN_FLIGHT = 8  # steps a stage; a pipeline holds one or two
 _DECODES = 0.2  # part of a step's predicted seconds that decodes may take of one that teaches
 
 
@@ -73,7 +74,7 @@ class Controller:
         self._cold = stages
         self._clock = StageClock(stages)
         self._deepest = stages  # most steps that were in the pipeline at once
-        self._in_flight: deque[Step] = deque()
+        self._in_flight: deque[Step] = deque(maxlen=_MOST_IN_FLIGHT * stages)  # nobody may tell that they came out
         self._last_refit = 0.0
         self._new_samples = 0
         self.due = False
@@ -197,7 +198,6 @@ class Controller:
         runs = [self.log.enter(part) or self._open(part) for part in parts]
         step = Step(output=output, parts=parts, runs=runs, decodes=list(decodes), predicted_s=predicted, entered_s=now)
         self._in_flight.append(step)
-        self._deepest = max(self._deepest, len(self._in_flight))
         self.counters.steps += 1
 
     def _open(self, part: Part) -> Run:
@@ -239,6 +239,7 @@ class Controller:
             return None
         while (step := self._in_flight.popleft()).output is not output:
             pass
+        self._deepest = max(self._deepest, 1 + len(self._in_flight))
         seconds = self._clock.step(step.entered_s, now)
         noted = [self.log.step(run, part, step, now, seconds) for run, part in zip(step.runs, step.parts, strict=True)]
         self.ended = finished = [record for record in noted if record is not None]

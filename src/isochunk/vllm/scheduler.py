@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncScheduler
@@ -49,7 +50,8 @@ class NarrowedScheduler:
         self.isochunk = Session(self, config, self._controller(config, stages))
         self._hits = compat.PrefixHits(self)
         self._block = compat.alignment(self)
-        self._external = compat.ExternalHits(self.connector, self.block_size)
+        self._errors: list[Exception] = []  # of ours, while vLLM was in the middle of its step
+        self._external = compat.ExternalHits(self.connector, self.block_size, self._errors)
         self._turns = Turns(None if compat.own_schedule(self) else config.max_queue_delay)
         self._walker = Walker(self, self._hits, self._external, timed=self._turns.bounded)
         self._longest_wait = None if compat.own_schedule(self) else config.least_work_first
@@ -70,14 +72,23 @@ class NarrowedScheduler:
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """vLLM's own `schedule`, each prompt's chunk and the step within isochunk's bounds."""
-        bounds = None
+        bounds, within = None, None
         with self.isochunk.attempt("the planner") as attempt:
             self._hits.forget(self.finished_req_ids)
             self._gone(self.finished_req_ids)
             bounds = self._bounds()
             attempt.idle = bounds is None
-        with compat.bounded(self, bounds, self._external.passing):
+            if bounds is not None:
+                within = compat.Bounded(self, bounds, self._external.passing, self._errors)
+        if within is None:
+            self._external.free()
+        with within or nullcontext():
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        with self.isochunk.attempt("holding a step to its bounds") as attempt:
+            attempt.idle = within is None
+            if self._errors:
+                first, self._errors[:] = self._errors[0], []
+                raise first
         with self.isochunk.attempt("recording a step") as attempt:
             attempt.idle = not output.total_num_scheduled_tokens
             if bounds is not None and bounds.aside and attempt.idle:
@@ -110,7 +121,8 @@ class NarrowedScheduler:
 
     def set_pause_state(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's own `set_pause_state`: what prompts take while the engine pauses is no plan's doing."""
-        self.isochunk.controller.paused()
+        with self.isochunk.attempt("noting a pause"):
+            self.isochunk.controller.paused()
         super().set_pause_state(*args, **kwargs)  # type: ignore[misc]
 
     def _tell_spans(self) -> int:

@@ -31,7 +31,7 @@ from isochunk.vllm.compat.ascend import (
     own_schedule,
     reads_nested_section,
 )
-from isochunk.vllm.compat.bounds import Bounds, alignment, bounded, least_chunk
+from isochunk.vllm.compat.bounds import Bounded, Bounds, alignment, least_chunk
 from isochunk.vllm.compat.connector import ExternalHits
 from isochunk.vllm.compat.engine import add_engine_methods, around_engine_config, before_busy_loop
 from isochunk.vllm.compat.few_cores import device_index_of_cpu, keep_cores, nap_in_nixl, nap_in_queues, runs_on_cpu
@@ -62,6 +62,7 @@ from isochunk.vllm.compat.waiting import (
 
 __all__ = [
     "PATIENCE",
+    "Bounded",
     "Bounds",
     "ExternalHits",
     "Hit",
@@ -76,7 +77,6 @@ __all__ = [
     "ascend_version",
     "balance_scheduling",
     "before_busy_loop",
-    "bounded",
     "check_names",
     "check_scheduler",
     "class_that_replaces_schedule",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from isochunk.vllm.compat.ascend import own_schedule
 
-__all__ = ["Bounds", "alignment", "bounded", "least_chunk", "wait_their_turn"]
+__all__ = ["Bounded", "Bounds", "alignment", "least_chunk", "wait_their_turn"]
 
 _ALIGNMENT = 16
 
@@ -30,9 +29,8 @@ class Bounds:
     held: Mapping[str, int] = field(default_factory=dict)
 
 
-@contextmanager
-def bounded(scheduler: Any, bounds: Bounds | None, passing: Callable[[int], None]) -> Iterator[None]:
-    """vLLM's next `schedule` keeps to these bounds; None lets it do as it likes.
+class Bounded:
+    """While it is entered, vLLM's `schedule` keeps to these bounds; for one step.
 
     Why: `max_num_scheduled_tokens` bounds the step, and only the step: whoever comes first takes it all, be it from
     decodes that stand behind. vLLM has one place where it cuts each prompt's chunk to a size of its own: for models
@@ -41,53 +39,77 @@ def bounded(scheduler: Any, bounds: Bounds | None, passing: Callable[[int], None
     user's own threshold; 0 tokens leave a running request out and end the scan of the waiting ones.
     Goes when: vLLM bounds each request by itself (a hook for it, or a threshold by request).
 
+    All that can fail is done when it is made. What fails while vLLM asks leaves that request to vLLM.
+
     Args:
+        scheduler: vLLM's.
+        bounds: what the step is held to.
         passing: called as vLLM comes to a held request, with its tokens.
+        errors: takes what fails while vLLM asks.
     """
-    if bounds is None:
-        yield
-        return
-    limit, aligned = scheduler.max_num_scheduled_tokens, scheduler.need_mamba_block_aligned_split
-    split, blocked = scheduler._mamba_block_aligned_split, getattr(scheduler, "_handle_blocked_waiting_request", None)
-    running = _running()
-    # vLLM-Ascend's copy asks there for loads as well, which have no tokens, and ends its scan at the first.
-    caps, held = None if own_schedule(scheduler) else bounds.caps, bounds.held
 
-    def cut(request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> int:
-        if request.status is not running or request.is_prefill_chunk:
-            assert caps is not None
-            num_new_tokens = min(num_new_tokens, caps.get(request.request_id, 0))
-        if aligned and num_new_tokens:
-            return int(split(request, num_new_tokens, *args, **kwargs))
-        return num_new_tokens
+    def __init__(self, scheduler: Any, bounds: Bounds, passing: Callable[[int], None], errors: list[Exception]) -> None:
+        self._scheduler, self._passing, self._errors = scheduler, passing, errors
+        # vLLM-Ascend's copy asks there for loads as well, which have no tokens, and ends its scan at the first.
+        self._caps = None if own_schedule(scheduler) else bounds.caps
+        self._held, self._aside = bounds.held, list(bounds.aside)
+        self._limit, self._aligned = scheduler.max_num_scheduled_tokens, scheduler.need_mamba_block_aligned_split
+        self._split = scheduler._mamba_block_aligned_split
+        self._blocked = getattr(scheduler, "_handle_blocked_waiting_request", None)
+        self._budget = min(max(bounds.budget, 1), self._limit)
+        self._running = _running()
+        self._due = [request.next_decode_eligible_step for request in self._aside]
+        self._passed_over = scheduler.current_step + 2  # vLLM looks at nothing else of whose next decode is not due
 
-    def handle(request: Any) -> Any:
-        if request.request_id in held:
-            passing(held[request.request_id])
-            return False
-        assert blocked is not None
-        return blocked(request)
+    def __enter__(self) -> None:
+        scheduler = self._scheduler
+        scheduler.max_num_scheduled_tokens = self._budget
+        if self._caps is not None:
+            scheduler.need_mamba_block_aligned_split = True
+            scheduler._mamba_block_aligned_split = self._cut
+        if self._held and self._blocked is not None:
+            scheduler._handle_blocked_waiting_request = self._handle
+        for request in self._aside:
+            request.next_decode_eligible_step = self._passed_over
 
-    scheduler.max_num_scheduled_tokens = min(max(bounds.budget, 1), limit)
-    if caps is not None:
-        scheduler.need_mamba_block_aligned_split = True
-        scheduler._mamba_block_aligned_split = cut
-    if held and blocked is not None:
-        scheduler._handle_blocked_waiting_request = handle
-    due = [request.next_decode_eligible_step for request in bounds.aside]
-    for request in bounds.aside:  # vLLM passes over those whose next decode is not due, and looks at nothing else
-        request.next_decode_eligible_step = scheduler.current_step + 2
-    try:
-        yield
-    finally:
-        scheduler.max_num_scheduled_tokens = limit
-        scheduler.need_mamba_block_aligned_split = aligned
+    def __exit__(self, *_: object) -> None:
+        scheduler = self._scheduler
+        scheduler.max_num_scheduled_tokens = self._limit
+        scheduler.need_mamba_block_aligned_split = self._aligned
         vars(scheduler).pop("_mamba_block_aligned_split", None)
         vars(scheduler).pop("_handle_blocked_waiting_request", None)
-        for request, step in zip(bounds.aside, due, strict=True):
+        for request, step in zip(self._aside, self._due, strict=True):
             request.next_decode_eligible_step = step
-        if held:
-            wait_their_turn(scheduler, [scheduler.requests[key] for key in held if key in scheduler.requests])
+        if self._held:
+            try:
+                wait_their_turn(scheduler, [scheduler.requests[key] for key in self._held if key in scheduler.requests])
+            except Exception as error:  # noqa: BLE001 - it is statistics
+                self._errors.append(error)
+
+    def _cut(self, request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> int:
+        try:
+            num_new_tokens = self._capped(request, num_new_tokens)
+        except Exception as error:  # noqa: BLE001 - vLLM is in the middle of its step
+            self._errors.append(error)
+        if self._aligned and num_new_tokens:
+            return int(self._split(request, num_new_tokens, *args, **kwargs))
+        return num_new_tokens
+
+    def _capped(self, request: Any, num_new_tokens: int) -> int:
+        if request.status is self._running and not request.is_prefill_chunk:
+            return num_new_tokens
+        assert self._caps is not None
+        return min(num_new_tokens, self._caps.get(request.request_id, 0))
+
+    def _handle(self, request: Any) -> Any:
+        try:
+            if request.request_id in self._held:
+                self._passing(self._held[request.request_id])
+                return False
+        except Exception as error:  # noqa: BLE001 - as above
+            self._errors.append(error)
+        assert self._blocked is not None
+        return self._blocked(request)
 
 
 def wait_their_turn(scheduler: Any, requests: Iterable[Any]) -> None:

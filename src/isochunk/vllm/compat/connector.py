@@ -26,10 +26,12 @@ class ExternalHits:
     Args:
         connector: of vLLM's scheduler, or None.
         block: tokens of a KV block.
+        errors: takes what fails here while vLLM asks; it is told what its connector says then.
     """
 
-    def __init__(self, connector: Any, block: int) -> None:
+    def __init__(self, connector: Any, block: int, errors: list[Exception]) -> None:
         self._block = block
+        self._errors = errors
         self._answers: dict[tuple[str, int], _Answer] = {}
         self._computed: dict[str, int] = {}  # requests that have nothing to load between steps, what else they had
         self._reach: _Reach | None = None
@@ -96,23 +98,46 @@ class ExternalHits:
         for key in request_ids:
             self._computed.pop(key, None)
 
+    def free(self) -> None:
+        """vLLM's next scan is its own."""
+        self._reach = None
+
     def _tell(self, request: Any, num_computed_tokens: int) -> _Answer:
         assert self._ask is not None
-        key, reach = request.request_id, self._reach
-        told = self._answers.pop((key, num_computed_tokens), None)
-        if reach is None:
-            return self._ask(request, num_computed_tokens) if told is None else told
-        waits = key not in reach.planned
-        if told is None and waits and (key in self._computed or not reach.open):
-            told = (max(self._computed.get(key, 0) - num_computed_tokens, 0), False)
+        told = None
+        try:
+            told = self._known_answer(request, num_computed_tokens)
+        except Exception as error:  # noqa: BLE001 - vLLM is in the middle of its step
+            self._errors.append(error)
         if told is None:
             told = self._ask(request, num_computed_tokens)
-        more, between_steps = told
-        if more is None or (between_steps and more):
+        try:
+            return self._put_in_turn(request, num_computed_tokens, told)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._errors.append(error)
             return told
-        over = not reach.open
+
+    def _known_answer(self, request: Any, num_computed_tokens: int) -> _Answer | None:
+        """What was heard before; None when the connector has to be asked."""
+        key, reach = request.request_id, self._reach
+        told = self._answers.pop((key, num_computed_tokens), None)
+        if (
+            told is None
+            and reach is not None
+            and key not in reach.planned
+            and (key in self._computed or not reach.open)
+        ):
+            return max(self._computed.get(key, 0) - num_computed_tokens, 0), False
+        return told
+
+    def _put_in_turn(self, request: Any, num_computed_tokens: int, told: _Answer) -> _Answer:
+        """The answer as vLLM is given it: "ask again later" for who has nothing to load and whose turn it is not."""
+        reach, (more, between_steps) = self._reach, told
+        if reach is None or more is None or (between_steps and more):
+            return told
+        key, over = request.request_id, not reach.open
         reach.take(int(request.num_tokens) - num_computed_tokens - more)
-        if not waits:
+        if key in reach.planned:
             return told
         if over:
             return 0, False  # its cap is 0 tokens, with which vLLM ends its scan

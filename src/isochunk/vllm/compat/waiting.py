@@ -80,8 +80,9 @@ def reorder_waiting(scheduler: Any, rank: Callable[[Any], tuple[float, float]]) 
     begun = set(map(id, first))
     others = [request for request in waiting if id(request) not in begun]
     ranks = {id(request): rank(request) for request in others}
+    order = [*first, *sorted(others, key=lambda request: ranks[id(request)])]
     scheduler.waiting.clear()
-    scheduler.waiting.extend([*first, *sorted(others, key=lambda request: ranks[id(request)])])
+    scheduler.waiting.extend(order)
 
 
 def _ready(scheduler: Any) -> Any:
