@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import ExampleConnector
 
 from isochunk.vllm.testing import Engine
 
@@ -18,7 +19,14 @@ GUARDS = {
     *("attempt", "_fault", "Bounded.__enter__", "Bounded.__exit__", "Bounded._cut", "Bounded._handle"),
     *("ExternalHits._tell", "ExternalHits.free", "Attempt.__init__"),
 }
-STORED = 3200  # tokens of every prompt that the connector of test_scheduler.py has
+STORED = 3200
+
+
+class Stored(ExampleConnector):  # type: ignore[misc]
+    """vLLM's example of a connector, with the first tokens of every prompt in store."""
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        return max(STORED - num_computed_tokens, 0), False
 
 
 def guarded(code: CodeType) -> bool:
@@ -54,8 +62,8 @@ def test_an_error_in_any_function_costs_nothing_but_a_plan(
     if option == "connector":
         stored = STORED
         options["kv_transfer_config"] = KVTransferConfig(
-            kv_connector="StoredPrefix",
-            kv_connector_module_path="tests.vllm.test_scheduler",
+            kv_connector="Stored",
+            kv_connector_module_path=__name__,
             kv_role="kv_both",
             kv_connector_extra_config={"shared_storage_path": str(tmp_path)},
         )
