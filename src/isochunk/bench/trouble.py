@@ -45,7 +45,7 @@ def unreachable(url: str, error: Exception) -> ServerError:
 def refusal(url: str, path: str, response: httpx.Response) -> ServerError:
     """The server answered with an error; the body of ``response`` has been read."""
     code = response.status_code
-    if code in (401, 403):
+    if code == 401:
         return ServerError(f"{url} refused the API key ({code}); pass the server's own with --api-key")
     if code == 404 and path.startswith("/isochunk/"):
         return ServerError(

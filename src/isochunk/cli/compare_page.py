@@ -15,7 +15,7 @@ __all__ = ["cells", "columns", "page", "short_chunks"]
 
 def columns(result: Comparison) -> list[str]:
     """Header of the table."""
-    return ["tokens", "policy", "TTFT, s", f"over {reference_arm(result.arms).label}", "predicted", "chunks"]
+    return ["tokens", "policy", "TTFT, s", f"over {reference_arm(result.arms).label}", "predicted (engine)", "chunks"]
 
 
 def cells(row: Summary) -> list[str]:

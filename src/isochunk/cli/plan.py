@@ -11,13 +11,13 @@ from isochunk.cli.estimates import say_estimate
 from isochunk.cli.output import JsonOption, print_json, print_table
 from isochunk.core.errors import PlanError
 from isochunk.core.planner import POLICIES, Policy, plan
-from isochunk.core.profile import load_profile
+from isochunk.core.published import known_profile
 
 __all__ = ["plan_command"]
 
 
 def plan_command(
-    profile: Annotated[Path, typer.Option(help="Profile file, or bare coefficients c0..c3 in JSON.")],
+    profile: Annotated[Path, typer.Option(help="Profile file, bare coefficients in JSON, or a published model.")],
     tokens: Annotated[int, typer.Option(help="Length of the prompt, its cached part included.")],
     stages: Annotated[
         int | None, typer.Option(help="Pipeline stages P; may be left out when the profile has stage models.")
@@ -29,7 +29,7 @@ def plan_command(
     json: JsonOption = False,
 ) -> None:
     """Cut one prompt into chunks and predict its time to first token."""
-    stored = load_profile(profile)
+    stored = known_profile(str(profile))
     say_estimate(stored)
     chosen = plan(
         stored.model if stages is not None and not stored.stage_models else stored.models,

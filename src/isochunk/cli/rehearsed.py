@@ -44,6 +44,10 @@ def rehearsed(
     """
     named = bool(arguments) and not arguments[0].startswith("-")
     model = arguments[0] if named else str(tiny_model())
+    if named and model.startswith(("/", ".", "~")) and not Path(model).expanduser().is_dir():
+        raise ConfigError(
+            f"MODEL {model} is no folder; it needs a config.json and a tokenizer. Leave it out for a tiny model"
+        )
     options = list(arguments[1:] if named else arguments)
     options += (
         ["--pipeline-parallel-size", str(_stages(rehearsal, options, stages))]
@@ -57,6 +61,7 @@ def rehearsed(
     environment = {**environ, **rehearsal.as_environ()}
     # The engine has no device that a fork would lose, and need not import everything again.
     environment.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+    environment.setdefault("ISOCHUNK_OPEN_POLICY", "1")  # there is nothing to protect
     if Path(model).is_dir():
         environment.setdefault("HF_HUB_OFFLINE", "1")
     section = {"max_probe_seconds": _PROBE_S}
@@ -81,9 +86,7 @@ def running_rehearsal(
     """
     port = free_port()
     chosen = [*arguments, "--host", "127.0.0.1", "--port", str(port)]
-    command, environment = rehearsed(
-        rehearsal, chosen, {"ISOCHUNK_OPEN_POLICY": "1", **os.environ, **(environ or {})}, stages=stages
-    )
+    command, environment = rehearsed(rehearsal, chosen, {**os.environ, **(environ or {})}, stages=stages)
     url = f"http://127.0.0.1:{port}"
     with running_process(command, environment, health=f"{url}/health", log=log, timeout_s=timeout_s, progress=progress):
         yield url

@@ -14,7 +14,7 @@ from isochunk.cli.estimates import say_estimate
 from isochunk.core.cost import CostModel
 from isochunk.core.errors import PlanError, WorkloadError
 from isochunk.core.profile import Profile as StoredProfile
-from isochunk.core.profile import load_profile
+from isochunk.core.published import known_profile
 
 if TYPE_CHECKING:
     from isochunk.simulator import Lengths, Request, Workload
@@ -39,7 +39,7 @@ __all__ = [
     "load_costs",
 ]
 
-Profile = Annotated[Path, typer.Option(help="Profile file, or bare coefficients c0..c3 in JSON.")]
+Profile = Annotated[Path, typer.Option(help="Profile file, bare coefficients c0..c3 in JSON, or a published model.")]
 Stages = Annotated[int | None, typer.Option(help="Pipeline stages P; not needed with stage models.")]
 Tokens = Annotated[int | None, typer.Option(help="Length of each prompt, or mean with --std.")]
 Std = Annotated[float | None, typer.Option(help="Standard deviation: truncated normal lengths.")]
@@ -61,7 +61,7 @@ def load_costs(profile: Path, stages: int | None) -> tuple[tuple[CostModel, ...]
 
     Beside them what JSON says of an estimate, see `isochunk.core.profile.Profile.estimate`.
     """
-    stored = load_profile(profile)
+    stored = known_profile(str(profile))
     say_estimate(stored)
     return _stage_models(stored, profile, stages), stored.estimate
 

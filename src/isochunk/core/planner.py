@@ -255,7 +255,8 @@ def _optimal_cuts(
     limited = model.marginal_chunk(target - model.c0, start) > limit and fewest <= _MOST_LIMITED
     if model.curve is not None or limited:
         walked = best_walk(model, start, end, limit, block, stages, target, known)
-        cuts += [(walked, target)] if walked else []
+        if walked:  # where the curve is flat its steps are longer than the law's for the straight line
+            cuts.append((walked, float(np.median(_passage((model,), start, walked)[0]))))
     counts = {min(max(n, fewest, 1), max(most, fewest)) for n in (math.floor(ideal), math.ceil(ideal))}
     if model.curve is None and min(counts) <= _MOST_EQUAL:
         for n in sorted(counts):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -121,8 +122,9 @@ def _alternatives(
         )
         for size, ttft in zip(sizes, ttfts, strict=True)
     ]
-    rule = plan(model, tokens, stages, cached=cached, max_chunk=largest, block=block, policy="first_chunk")
-    found.append(Alternative(label=f"first chunk {largest}", steps=len(rule.chunks), ttft_s=rule.ttft_s))
+    with suppress(PlanError):  # far beyond any context the rule's steps become single blocks, too many to count
+        rule = plan(model, tokens, stages, cached=cached, max_chunk=largest, block=block, policy="first_chunk")
+        found.append(Alternative(label=f"first chunk {largest}", steps=len(rule.chunks), ttft_s=rule.ttft_s))
     for count in (len(chosen.chunks) // 2, 2 * len(chosen.chunks)):
         if 1 <= count <= rest and count != len(chosen.chunks) and rest / count <= largest:
             # As many steps of equal time would take: the same work, more or fewer fixed costs, a shorter or longer way.
