@@ -139,3 +139,9 @@ def test_sizes_out_of_this_world_are_refused_at_once(tmp_path: Path, options: tu
 
 def test_the_version_is_told() -> None:
     assert run("--version").startswith("isochunk 0.")
+
+
+def test_a_published_model_can_be_named() -> None:
+    options = ["plan", "--profile", "kimi-k2.5-mxfp4@mi355x/pp4tp1", "--stages", "4", "--tokens", "65536", "--json"]
+    told = json.loads(CliRunner().invoke(app, options).stdout)
+    assert sum(told["chunks"]) == 65_536

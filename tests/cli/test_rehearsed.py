@@ -68,6 +68,7 @@ def test_a_profile_that_does_not_tell_its_stages_needs_the_option(tmp_path: Any)
     ("arguments", "named"),
     [
         (["--profile", "nothing.json"], "--profile nothing.json is no file and no published profile"),
+        (["/nowhere/model", "--profile", KIMI.profile], "MODEL /nowhere/model is no folder"),
         (["--profile", KIMI.profile, "--speed", "0"], "--speed 0"),
         (["--profile", KIMI.profile, "--kv-tokens", "0"], "--kv-tokens 0"),
         (["--profile", KIMI.profile, "--trouble", "flood"], "--trouble flood"),

@@ -110,3 +110,9 @@ def test_stages_that_differ_and_have_curves_are_planned(models: list[CostModel],
     assert sum(chosen.chunks) == tokens
     assert max(chosen.chunks) <= limit
     assert chosen.ttft_s == pytest.approx(evaluate(models, chosen.chunks))
+
+
+@pytest.mark.parametrize("name", list(gpu_models(1)))
+def test_a_plan_over_a_curve_aims_at_what_its_steps_take(name: str) -> None:
+    chosen = plan(gpu_models(4)[name], 65_536, 4, max_chunk=8192, block=16)
+    assert min(chosen.step_seconds) <= chosen.target_s <= max(chosen.step_seconds)

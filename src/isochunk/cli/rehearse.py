@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +14,7 @@ import typer
 from isochunk.cli.estimates import say_estimate
 from isochunk.cli.rehearsed import rehearsed
 from isochunk.cli.rehearsed_nodes import serve_nodes
+from isochunk.core.errors import ConfigError
 from isochunk.vllm.virtual.rehearsal import Rehearsal, absolute
 
 __all__ = ["PASS_ON", "rehearse_command"]
@@ -56,9 +59,19 @@ def rehearse_command(
         troubles=tuple(trouble or ()),
     )
     say_estimate(rehearsal.known())
+    _must_be_there(context.args)
     if nodes > 1:
         serve_nodes(rehearsal, context.args, stages=stages, nodes=nodes, decode_nodes=decode_nodes)
         return
     command, environment = rehearsed(rehearsal, context.args, os.environ, stages=stages)
     print(f"isochunk: python {' '.join(map(shlex.quote, command[1:]))}", file=sys.stderr, flush=True)
     os.execve(command[0], command, environment)
+
+
+def _must_be_there(arguments: Sequence[str]) -> None:
+    """Say it before vLLM is loaded when MODEL is a path to nothing; other names may be ones that it knows."""
+    model = next(iter(arguments), "")
+    if model.startswith(("/", ".", "~")) and not Path(model).expanduser().is_dir():
+        raise ConfigError(
+            f"MODEL {model} is no folder; it needs a config.json and a tokenizer. Leave it out for a tiny model"
+        )

@@ -38,3 +38,8 @@ def test_a_length_out_of_range_is_named(tokens: int) -> None:
 def test_without_a_model_it_says_so() -> None:
     with pytest.raises(PlanError, match="no cost model"):
         explain(status() | {"model": None}, 100)
+
+
+def test_a_length_beyond_any_context_is_explained_too() -> None:
+    told = explain(status(), 9_999_999)
+    assert sum(told.chunks) == 9_999_999
